@@ -124,6 +124,21 @@ async fn a_gpu_that_is_lost_is_not_waited_for() {
 }
 
 #[tokio::test]
+async fn a_gpu_that_is_lost_is_not_waited_for_either_once_it_was_drained_and_is_resumed() {
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let server = machine.serving(isolation, ALONE, &[]).await;
+        machine.tell("nvml", "lose gpu=0").await;
+        server.until_state("lost", "bus").await;
+        drain(&server).await;
+        assert_eq!(server.send("POST", &format!("/v2/devices/{GPU}/resume"), &[], "").await.status, 200);
+        server.until_state("lost", "bus").await;
+        refused(&server, "it does not answer on the bus").await;
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
 async fn a_gpu_that_failed_and_that_others_have_since_is_not_waited_for() {
     for isolation in MODES {
         let machine = Machine::new("memory=16GiB context=100MiB");

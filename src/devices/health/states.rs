@@ -225,7 +225,8 @@ impl States {
                 false
             }
             Evidence::OnBus(false) => {
-                let news = self.on_bus || self.state.runs();
+                // One that was drained and is resumed is not known for lost any more.
+                let news = self.on_bus || self.state.runs() || self.state == DeviceState::Waiting;
                 self.on_bus = false;
                 news && self.gone(now, "it does not answer on the bus".into())
             }
@@ -632,6 +633,22 @@ mod tests {
         states.note(t0 + s(120), &Evidence::OnBus(true));
         assert_eq!(states.state(), DeviceState::Lost, "until it is taken anew");
         assert!(states.may_take(t0 + s(120)));
+    }
+
+    #[test]
+    fn what_was_lost_before_or_while_it_was_drained_is_lost_when_it_is_resumed() {
+        for lost_first in [true, false] {
+            let (now, mut states) = (Instant::now(), serving());
+            let lose = |states: &mut States| states.note(now, &Evidence::OnBus(false));
+            assert!(!lost_first || lose(&mut states));
+            states.drained(true);
+            assert!(!lose(&mut states));
+            assert_eq!((states.state(), states.cause()), (DeviceState::Fenced, Cause::Drain));
+            states.drained(false);
+            assert!(!lose(&mut states), "it is not ours");
+            assert_eq!((states.state(), states.cause()), (DeviceState::Lost, Cause::Bus));
+            assert!(!states.may_take(now));
+        }
     }
 
     #[test]
