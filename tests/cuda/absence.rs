@@ -112,6 +112,35 @@ async fn a_gpu_is_not_given_back_as_unused_while_a_model_is_loaded_onto_it() {
 }
 
 #[tokio::test]
+async fn a_model_that_goes_takes_no_idle_gpu() {
+    for isolation in MODES {
+        let machine = Machine::new("");
+        let options = [("idle-release-ms", "500"), ("repository-mode", "explicit")];
+        let server = machine.start(isolation, &[("a", ALONE), ("b", ALONE)], &options).await;
+        server.until_ready().await;
+        assert_eq!(fit_within(server.address, "a", 3, ENOUGH_MS).await.status, 200);
+        server.until_state("waiting", "idle").await;
+        let serving = async || {
+            let (_, text) = server.get("/metrics").await;
+            let count = format!(
+                "ocelli_device_transitions_total{{device=\"{GPU}\",reason=\"proved\",state=\"serving\"}} "
+            );
+            text.lines().find_map(|line| line.strip_prefix(&count).map(str::to_owned)).unwrap()
+        };
+        let before = serving().await;
+        assert_eq!(server.send("POST", "/v2/repository/models/a/unload", &[], "{}").await.status, 200);
+        // Long enough for several turns of its keeper.
+        for _ in 0..20 {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            assert_eq!(server.device(GPU).await["cause"], "idle");
+        }
+        assert_eq!(serving().await, before);
+        assert_eq!(fit_within(server.address, "b", 3, ENOUGH_MS).await.status, 200, "it is taken on demand");
+        end(&machine, server);
+    }
+}
+
+#[tokio::test]
 async fn a_gpu_that_is_lost_is_not_waited_for() {
     for isolation in MODES {
         let machine = Machine::new("");

@@ -16,6 +16,7 @@ use super::{
         probe::{Sample, events::Happening, others::Ourselves},
     },
     EndingHolds, PAUSE_AFTER_PANIC,
+    activity::Activity,
     senses::{Known, Senses},
     survive,
 };
@@ -61,8 +62,7 @@ pub(super) struct Keeper {
     began: Instant,
     waiting_since: SystemTime,
     drained: bool,
-    /// The number of requests its models had received when that last changed, and the time.
-    activity: (u64, Instant),
+    activity: Activity,
     /// It was given back because nobody needed it.
     idle: bool,
     decided: bool,
@@ -101,7 +101,7 @@ impl Keeper {
             began: now,
             waiting_since: SystemTime::now(),
             drained: false,
-            activity: (0, now),
+            activity: Activity::new(now),
             idle: false,
             decided: false,
             waited_before: Duration::ZERO,
@@ -311,12 +311,10 @@ impl Keeper {
             return self.refused(now, &refusal);
         }
         self.devices.try_waiting_on(self.index, &hold);
-        let (busy, met) = self.devices.book.activity(self.index, &self.devices.parts.queue);
+        let (busy, requests) = self.devices.book.activity(self.index, &self.devices.parts.queue);
         // A model that is being loaded needs it, too, however long that takes.
-        if busy || met != self.activity.0 || self.devices.is_loading() {
-            self.activity = (met, now);
-        }
-        let unused = now.saturating_duration_since(self.activity.1);
+        self.activity.note(busy || self.devices.is_loading(), requests, now);
+        let unused = self.activity.unused(now);
         if !self.devices.book.needs(self.index) {
             self.claim.waiting(Cause::Empty, NO_MODEL);
             self.leave(now, Over::Left);

@@ -4,8 +4,9 @@
 //!
 //! - [`senses`]: what is observed from outside.
 //! - [`gpu`]: the keeper of a GPU; [`cpu`]: that of the CPU, which stands in for GPUs that are away.
-//! - [`away`]: since when there has been no GPU at all.
+//! - [`activity`]: whether anybody needs a GPU. [`away`]: since when there has been no GPU at all.
 
+mod activity;
 mod away;
 mod cpu;
 mod gpu;

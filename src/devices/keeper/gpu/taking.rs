@@ -54,11 +54,10 @@ impl Keeper {
             return Some(false);
         }
         if self.idle {
-            let (busy, met) = self.devices.book.activity(self.index, &self.devices.parts.queue);
-            if !busy && met == self.activity.0 {
+            let (busy, requests) = self.devices.book.activity(self.index, &self.devices.parts.queue);
+            if !self.activity.note(busy, requests, now) {
                 return Some(false);
             }
-            self.activity = (met, now);
             self.restart(now);
         }
         let want = self.want();
@@ -169,7 +168,7 @@ impl Keeper {
         self.end_turn();
         self.waited_before += waited;
         self.claim.taken(now);
-        self.activity.1 = now;
+        self.activity.touch(now);
         self.devices.book.set_presence(self.index, Presence::Here);
         tracing::info!(device, ?waited, taking_took = ?(now - began), "the GPU serves: a forward pass works");
         if let Some(hold) = &self.hold {
