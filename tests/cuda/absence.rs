@@ -30,6 +30,7 @@ async fn refused(server: &Running, reason: &str) {
 async fn drain(server: &Running) {
     assert_eq!(server.send("POST", &format!("/v2/devices/{GPU}/drain"), &[], "").await.status, 200);
     server.until_state("fenced", "drain").await;
+    until("nothing is decided of it", async || server.device(GPU).await["verdict"] == "").await;
 }
 
 #[tokio::test]

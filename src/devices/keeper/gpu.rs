@@ -243,6 +243,7 @@ impl Keeper {
             drop(self.devices.devices[self.index].let_go());
             self.ending.push(hold);
             self.leaves = true;
+            self.seen.verdict.clear();
             if self.claim.left(now) {
                 self.restart(now);
             }

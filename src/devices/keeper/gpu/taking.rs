@@ -42,6 +42,8 @@ impl Keeper {
     fn consider(&mut self, now: Instant) -> Option<bool> {
         // A place in the queue is only for a server that may take the GPU soon: one that cannot must not hold up others.
         let ticket = self.ticket.take();
+        // Of one that is not to be taken, nothing is decided.
+        self.seen.verdict.clear();
         let ended = self.ending.is_done();
         if ended && std::mem::take(&mut self.leaves) {
             self.has_left();
