@@ -219,3 +219,16 @@ async fn a_gpu_that_nvml_does_not_know_at_first_is_looked_at_when_it_does() {
     until("it is seen how busy it is", seen).await;
     end(&machine, server);
 }
+
+/// One that comes back may be found only by an NVML that was opened after that.
+#[tokio::test]
+async fn nvml_is_opened_again_for_a_gpu_that_is_lost() {
+    let machine = Machine::new("");
+    let server = machine.serving("thread", ALONE, &[]).await;
+    machine.tell("nvml", "fault on=nvmlInit_v2 code=999").await;
+    machine.tell("nvml", "lose gpu=0").await;
+    server.until_state("lost", "bus").await;
+    server.until_said("NVML cannot be opened again").await;
+    server.until_said("NVML can be used now").await;
+    end(&machine, server);
+}

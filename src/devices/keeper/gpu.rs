@@ -169,7 +169,8 @@ impl Keeper {
                 Happening::Lost => Evidence::OnBus(false),
             });
         }
-        if let Known::Look { at, sample, .. } = self.senses.look(&self.gpu, self.began, now)
+        if let Known::Look { at, sample, .. } =
+            self.senses.look(&self.gpu, self.sample.is_some(), self.began, now)
             && self.sample.as_ref().is_none_or(|(before, _)| *before < at)
         {
             evidence.extend(read(&sample));

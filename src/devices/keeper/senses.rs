@@ -142,6 +142,7 @@ impl Senses {
             happenings: Arc::clone(&happenings),
             opened: None,
             was_open: false,
+            has_lost: false,
             tries: Tries::default(),
             silent: Silent::default(),
         };
@@ -151,10 +152,10 @@ impl Senses {
         Senses { sampler, happenings }
     }
 
-    /// What is known of a GPU. `since`: when the caller started asking.
-    pub(super) fn look(&self, gpu: &Gpu, since: Instant, now: Instant) -> Known {
+    /// What is known of a GPU. `since`: when the caller started asking; `seen`: whether a look has shown the GPU before.
+    pub(super) fn look(&self, gpu: &Gpu, seen: bool, since: Instant, now: Instant) -> Known {
         match &self.sampler {
-            Some(sampler) => known(&gpu.id, sampler.last(), since, now),
+            Some(sampler) => known(&gpu.id, sampler.last(), seen, since, now),
             None => Known::Nothing,
         }
     }
@@ -171,29 +172,33 @@ impl Senses {
     }
 }
 
-/// What is known of a GPU by the last look at all, `None` before the first.
-fn known(uuid: &str, last: Option<Look>, since: Instant, now: Instant) -> Known {
+/// What is known of a GPU by the last look at all, `None` before the first. A GPU that was `seen` before is not free because it is not
+/// listed any more.
+fn known(uuid: &str, last: Option<Look>, seen: bool, since: Instant, now: Instant) -> Known {
+    let unlisted = if seen { Known::Silence } else { Known::Nothing };
     match last {
         None if now.saturating_duration_since(since) < FIRST => Known::Silence,
         // It has never answered, so it counts as absent.
         None => Known::Nothing,
-        Some(look) if look.samples.is_empty() => Known::Nothing,
+        Some(look) if look.samples.is_empty() => unlisted,
         Some(look) if now.saturating_duration_since(look.at) > AGE_MAX => Known::Silence,
         Some(look) => match look.samples.iter().find(|sample| sample.gpu.uuid == uuid) {
             Some(sample) => Known::Look { began: look.began, at: look.at, sample: Box::new(sample.clone()) },
-            None => Known::Nothing,
+            None => unlisted,
         },
     }
 }
 
-/// Opens NVML at the first look, on the thread that looks. If that fails, or a GPU of ours is missing, it is tried again now and then: a
-/// driver may start after us.
+/// Opens NVML at the first look, on the thread that looks. If that fails, or a GPU of ours is missing or lost, it is tried again now and
+/// then: a driver may start after us, and a GPU that comes back may be found only by an NVML that is opened after that.
 struct Opening {
     library: Option<PathBuf>,
     happenings: Happenings,
     opened: Option<(NvmlProbe, Option<Watch>)>,
     /// It was open before.
     was_open: bool,
+    /// By the last look, a GPU of ours is lost.
+    has_lost: bool,
     tries: Tries,
     silent: Silent,
 }
@@ -220,6 +225,11 @@ impl Tries {
         true
     }
 
+    /// All is there: if something goes, it is tried after the least pause.
+    fn succeeded(&mut self) {
+        *self = Tries { failed: 0, looks_left: LOOKS_MIN };
+    }
+
     /// Whether this is the first try: later ones are reported only if they succeed.
     fn is_first(&self) -> bool {
         self.failed == 1
@@ -237,6 +247,10 @@ impl Opening {
     fn open(&self, again: bool) -> Option<(NvmlProbe, Option<Watch>)> {
         let library = self.library.as_deref();
         let failed = |error: &Unavailable| match self.tries.is_first() {
+            true if self.was_open => tracing::warn!(
+                %error,
+                "NVML cannot be opened again: GPUs that are not ours are left alone; it is tried again now and then"
+            ),
             true => tracing::warn!(
                 %error,
                 "GPUs are taken without looking who else uses them; it is tried again now and then"
@@ -301,8 +315,10 @@ impl Opening {
 
 impl Probe for Opening {
     fn look(&mut self) -> Option<Vec<Sample>> {
-        let has_all = self.opened.as_ref().is_some_and(|(probe, _)| self.has_all(probe));
-        if !has_all && self.tries.is_due() {
+        let has_all = !self.has_lost && self.opened.as_ref().is_some_and(|(probe, _)| self.has_all(probe));
+        if has_all {
+            self.tries.succeeded();
+        } else if self.tries.is_due() {
             // NVML searches for GPUs only when it is first opened. So all that is open of it is closed before, or it would find the same
             // ones.
             let before = self.opened.take();
@@ -325,6 +341,9 @@ impl Probe for Opening {
             None if self.was_open => return None,
             None => Vec::new(),
         };
+        let inboxes = self.happenings.lock();
+        self.has_lost = samples.iter().any(|sample| sample.lost && inboxes.keep(&sample.gpu));
+        drop(inboxes);
         for sample in &samples {
             let device = &*sample.gpu.uuid;
             // GPUs without a keeper are not reported.
@@ -371,23 +390,25 @@ mod tests {
     #[test]
     fn a_gpu_counts_as_unwatched_only_where_there_is_no_nvml() {
         let (t0, s) = (Instant::now(), Duration::from_secs);
-        let known = |last: Option<&[&str]>, at: u64| {
+        let known_of = |seen: bool, last: Option<&[&str]>, at: u64| {
             let sample = |uuid: &&str| Sample::of(gpu(uuid, ""));
             let look = |uuids: &[&str]| Look {
                 began: t0,
                 at: t0 + s(1),
                 samples: uuids.iter().map(sample).collect(),
             };
-            match known("GPU-1", last.map(look), t0, t0 + s(at)) {
+            match known("GPU-1", last.map(look), seen, t0, t0 + s(at)) {
                 Known::Nothing => "nothing",
                 Known::Silence => "silence",
                 Known::Look { .. } => "a look",
             }
         };
+        let known = |last, at| known_of(false, last, at);
         assert_eq!([12, 59, 60].map(|at| known(None, at)), ["silence", "silence", "nothing"]);
         let ours: &[&str] = &["GPU-2", "GPU-1"];
         assert_eq!([1, 4, 5].map(|at| known(Some(ours), at)), ["a look", "a look", "silence"]);
         assert_eq!([&[][..], &["GPU-2"]].map(|seen| known(Some(seen), 1)), ["nothing"; 2]);
+        assert_eq!([&[][..], &["GPU-2"]].map(|left| known_of(true, Some(left), 1)), ["silence"; 2]);
     }
 
     #[test]
@@ -397,6 +418,7 @@ mod tests {
             happenings: Arc::new(Mutex::new(Inboxes::of(Vec::new()))),
             opened: None,
             was_open,
+            has_lost: false,
             tries: Tries::default(),
             silent: Silent::default(),
         };
@@ -472,5 +494,8 @@ mod tests {
         let pauses: Vec<i32> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert_eq!((at[0], told), (0, 1));
         assert_eq!(pauses[..8], [10, 20, 40, 80, 160, 320, 600, 600]);
+        tries.succeeded();
+        let due = (0..40).filter(|_| tries.is_due()).count();
+        assert_eq!((due, tries.failed), (2, 2), "after 10 looks and 10 more");
     }
 }

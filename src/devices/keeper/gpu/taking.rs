@@ -64,7 +64,7 @@ impl Keeper {
         }
         let want = self.want();
         self.seen.memory_needed_bytes = Some(want.needed());
-        let (looked, began) = match self.senses.look(&self.gpu, self.began, now) {
+        let (looked, began) = match self.senses.look(&self.gpu, self.sample.is_some(), self.began, now) {
             Known::Nothing => (None, None),
             Known::Silence => {
                 self.claim.waiting(Cause::Contended, "NVML does not answer: it is not known who uses it");
