@@ -333,6 +333,8 @@ impl Work {
             interrupts.lock().remove(&key);
             place.lend(key, None);
             seats.remove(&key);
+            // Its memory is in the device's pool now; models that are busy keep the pool.
+            health.freed();
         }
     }
 

@@ -115,6 +115,42 @@ async fn a_context_that_stays_when_a_gpu_is_given_back_is_neither_others_nor_nee
     }
 }
 
+/// Models that are busy keep the pool that it was in.
+#[tokio::test]
+async fn memory_of_a_model_that_is_unloaded_is_given_back_while_others_serve_and_the_model_has_room_again() {
+    for isolation in MODES {
+        // Room for two, and not for three.
+        let machine = Machine::new("memory=960MiB context=300MiB");
+        let options = [EXPLICIT];
+        let server = machine.start(isolation, &[("one", ON_GPU), ("two", ON_GPU)], &options).await;
+        server.until_ready().await;
+        server.until_state("serving", "proved").await;
+        until_answered_by_gpu(&server, "one").await;
+        until_answered_by_gpu(&server, "two").await;
+        let own = async || server.device(GPU).await["memory"]["own_bytes"].as_u64().unwrap();
+        let model = server.device(GPU).await["models"][0].clone();
+        let bytes = model["weights_bytes"].as_u64().unwrap()
+            + model["frames_bytes"].as_u64().unwrap()
+            + model["batches"].as_array().unwrap().last().unwrap()["bytes"].as_u64().unwrap();
+        let with_both = own().await;
+        let repository = async |what: &str| {
+            let path = format!("/v2/repository/models/two/{what}");
+            assert_eq!(server.send("POST", &path, &[], "{}").await.status, 200);
+        };
+        repository("unload").await;
+        until("its memory is given back", async || own().await + bytes / 2 < with_both).await;
+        repository("load").await;
+        until_answered_by_gpu(&server, "two").await;
+        // At once: there is no turn of the GPU's keeper in between.
+        for what in ["unload", "load"] {
+            repository(what).await;
+        }
+        until_answered_by_gpu(&server, "two").await;
+        assert_eq!(server.said("the model is not served here"), Vec::<String>::new());
+        end(&machine, server);
+    }
+}
+
 /// Has what was found out say that a fitter of this name takes so many bytes.
 fn pretend(state: &tempfile::TempDir, model: &str, bytes: u64) {
     let mut grown = measured(state);

@@ -12,7 +12,10 @@ use crate::{batch::Queue, engine::EngineError};
 use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -36,6 +39,8 @@ pub(super) struct Health {
     flights: Arc<Mutex<Flights>>,
     /// When a batch last succeeded there, or the hold began.
     worked: Arc<Mutex<Instant>>,
+    /// Models have gone from there, whose memory may not have been returned to the driver.
+    freed: Arc<AtomicBool>,
     /// A call that takes longer has hung.
     stuck_after: Option<Duration>,
     queue: Arc<Queue>,
@@ -62,8 +67,9 @@ impl Health {
         fallible: bool,
         stuck_after: Option<Duration>,
     ) -> Health {
+        let (over, flights, freed) = (Arc::default(), Arc::default(), Arc::default());
         let worked = Arc::new(Mutex::new(Instant::now()));
-        Health { device, fallible, over: Arc::default(), flights: Arc::default(), worked, stuck_after, queue }
+        Health { device, fallible, over, flights, worked, freed, stuck_after, queue }
     }
 
     /// Whether the hold is over, so that its workers must leave.
@@ -104,6 +110,16 @@ impl Health {
     /// When one last did, or when the hold began.
     pub(super) fn worked_at(&self) -> Instant {
         *self.worked.lock()
+    }
+
+    /// Models have gone from there.
+    pub(super) fn freed(&self) {
+        self.freed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether models have gone since the last call.
+    pub(super) fn take_freed(&self) -> bool {
+        self.freed.swap(false, Ordering::Relaxed)
     }
 
     /// Marks the device as busy until the guard is dropped.

@@ -313,6 +313,10 @@ impl Keeper {
             return self.refused(now, &refusal);
         }
         self.devices.try_waiting_on(self.index, &hold);
+        // Not while a load may keep its first thread.
+        if !self.devices.is_loading() && hold.health.take_freed() {
+            hold.trim();
+        }
         let (busy, requests) = self.devices.book.activity(self.index, &self.devices.parts.queue);
         // A model that is being loaded needs it, too, however long that takes.
         self.activity.note(busy || self.devices.is_loading(), requests, now);

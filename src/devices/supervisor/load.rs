@@ -229,13 +229,23 @@ impl Devices {
     fn check_room(&self, index: usize, hold: &Hold, source: &Source) -> Result<(), Refusal> {
         let Some(gpu) = &self.devices[index].gpu else { return Ok(()) };
         let Some(need) = self.book.need(index, &gpu.name, source) else { return Ok(()) };
-        let Some((free, total)) = hold.memory()? else { return Ok(()) };
-        let allowed =
-            need.check_limit(Hold::instances(source) as u64, source.manifest.placement.memory_bytes_max);
-        allowed.and_then(|()| need.check(free, total)).map_err(|no| match no {
-            NoRoom::Now(reason) => Refusal::Memory(reason),
-            NoRoom::Ever(reason) => Refusal::TooLarge(reason),
-        })
+        let limit = source.manifest.placement.memory_bytes_max;
+        let check = || {
+            let Some((free, total)) = hold.memory()? else { return Ok(()) };
+            let allowed = need.check_limit(Hold::instances(source) as u64, limit);
+            allowed.and_then(|()| need.check(free, total)).map_err(|no| match no {
+                NoRoom::Now(reason) => Refusal::Memory(reason),
+                NoRoom::Ever(reason) => Refusal::TooLarge(reason),
+            })
+        };
+        match check() {
+            // Memory of models that have gone may be in our own pool, which busy ones keep.
+            Err(Refusal::Memory(_)) => {
+                hold.trim();
+                check()
+            }
+            checked => checked,
+        }
     }
 
     /// Runs a model's engines at every batch size, records what they hold, and returns them if they may stay.
