@@ -115,6 +115,20 @@ async fn a_context_that_stays_when_a_gpu_is_given_back_is_neither_others_nor_nee
     }
 }
 
+#[tokio::test]
+async fn a_context_that_is_larger_than_most_is_learned_where_the_driver_tells_it() {
+    for isolation in MODES {
+        let state = tempfile::tempdir().unwrap();
+        let machine = Machine::new("memory=8GiB context=1500MiB");
+        let options = [("gpu-state-folder", state.path().to_str().unwrap())];
+        let server = machine.serving(isolation, ON_GPU, &options).await;
+        let context = || measured(&state)["Fake-GPU"][""].as_u64();
+        until("the context is measured", async || context().is_some()).await;
+        assert!((1500 << 20..1600 << 20).contains(&context().unwrap()), "{}", measured(&state));
+        end(&machine, server);
+    }
+}
+
 /// Models that are busy keep the pool that it was in.
 #[tokio::test]
 async fn memory_of_a_model_that_is_unloaded_is_given_back_while_others_serve_and_the_model_has_room_again() {

@@ -121,8 +121,10 @@ impl Book {
             learned.at_most(gpu, &names, held);
         }
         let models = names.iter().filter_map(|name| learned.measured(gpu, name)).sum();
-        if held > models {
-            learned.context(gpu, held - models);
+        match held.checked_sub(models).filter(|context| *context > 0) {
+            Some(context) if ours => learned.context_told(gpu, context),
+            Some(context) => learned.context(gpu, context),
+            None => {}
         }
         drop(learned);
         self.keep();

@@ -17,6 +17,8 @@ const CONTEXT_BYTES: u64 = 512 << 20;
 const FILE_FACTOR: u64 = 3;
 /// The least of that assumption, bytes.
 const MODEL_BYTES_MIN: u64 = 64 << 20;
+/// Follows the name of a GPU in the file, for measurements that do not count yet.
+const DOUBTED: &str = " (doubted)";
 /// The key of the context among a GPU's models: no model can have this name.
 const CONTEXT: &str = "";
 
@@ -27,7 +29,7 @@ pub type Measured = BTreeMap<String, BTreeMap<String, u64>>;
 #[derive(Debug, Default)]
 pub struct Learned {
     measured: Measured,
-    /// Measurements above the value in use, seen once: of two in a row, the smaller one is used.
+    /// Measurements far from the value in use, seen once: of two in a row, the one nearer to it is used.
     doubted: Measured,
     file: Option<PathBuf>,
     /// Whether the file is to have what was measured since it was written.
@@ -38,8 +40,14 @@ impl Learned {
     /// The measurements that an earlier run left in `folder`; none without such a file.
     pub fn read(folder: Option<&Path>) -> Learned {
         let file = folder.map(|folder| folder.join(FILE));
-        let measured = file.as_deref().map(read).unwrap_or_default();
-        Learned { measured, file, ..Learned::default() }
+        let mut learned = Learned { file, ..Learned::default() };
+        for (gpu, models) in learned.file.as_deref().map(read).unwrap_or_default() {
+            match gpu.strip_suffix(DOUBTED) {
+                Some(gpu) => learned.doubted.insert(gpu.to_owned(), models),
+                None => learned.measured.insert(gpu, models),
+            };
+        }
+        learned
     }
 
     /// What these models need together on a GPU, from their names and the bytes of their files.
@@ -70,23 +78,33 @@ impl Learned {
 
     /// Records one measurement of what a model took, on a GPU of which our models could have `most` bytes.
     ///
-    /// It is the difference in free memory, so memory that others take meanwhile counts as the model's. Therefore the smaller of two
-    /// measurements in a row is used: a lower one at once, and a higher one only if the one before was higher as well. A first value that
-    /// would keep the model off such a GPU for ever, and so prevent any further measurement, counts as half of `most` until a second
-    /// measurement confirms it.
+    /// It is the difference in free memory, so memory that others take meanwhile counts as the model's, and memory that they give back is
+    /// missing. Therefore more than before, or less than half of it, counts only if the measurement before was like that too: then the
+    /// nearer one of both. A first value that would keep the model off such a GPU for ever, and so prevent any further measurement, counts
+    /// as half of `most` until a second measurement confirms it.
     pub fn model(&mut self, gpu: &str, name: &str, bytes: u64, most: u64) {
         let known = self.measured(gpu, name);
         let before = self.doubted.get_mut(gpu).and_then(|models| models.remove(name));
         let counts = match (known, before) {
-            (Some(known), Some(before)) if bytes > known => bytes.min(before),
-            (Some(known), None) if bytes > known => known,
             (None, _) if bytes > most => most / 2,
+            (Some(known), Some(before)) if bytes > known && before > known => bytes.min(before),
+            (Some(known), Some(before)) if bytes < known / 2 && before < known => bytes.max(before),
+            // What is known is that half.
+            (Some(known), Some(before)) if bytes < known / 2 && before > most => bytes,
+            (Some(known), _) if bytes > known || bytes < known / 2 => known,
             _ => bytes,
         };
-        if counts < bytes {
-            tracing::debug!(gpu, name, bytes, counts, "more than it took before: others may have taken it");
+        if counts != bytes {
+            tracing::debug!(
+                gpu,
+                name,
+                bytes,
+                counts,
+                "not what it took before: others may have taken or left it"
+            );
             self.doubted.entry(gpu.to_owned()).or_default().insert(name.to_owned(), bytes);
         }
+        self.is_news |= before != Some(bytes).filter(|_| counts != bytes);
         self.note(gpu, name, counts);
     }
 
@@ -105,6 +123,13 @@ impl Learned {
         }
     }
 
+    /// Records what we hold there besides our models, counted without other processes.
+    pub fn context_told(&mut self, gpu: &str, bytes: u64) {
+        let doubted = self.doubted.get_mut(gpu).and_then(|models| models.remove(CONTEXT));
+        self.is_news |= doubted.is_some();
+        self.note(gpu, CONTEXT, bytes);
+    }
+
     /// Records one measurement of what we hold there besides our models, by the rules of [`Learned::model`]: it includes what others took
     /// while the GPU was taken. A first one that is far more than a context takes counts as what is assumed of one.
     pub fn context(&mut self, gpu: &str, bytes: u64) {
@@ -119,7 +144,10 @@ impl Learned {
     /// What is to be written for the next run, and to which file, if anything has changed since the last call.
     pub fn unsaved(&mut self) -> Option<(PathBuf, Measured)> {
         let file = self.file.clone()?;
-        std::mem::take(&mut self.is_news).then(|| (file, self.measured.clone()))
+        let doubted = self.doubted.iter().filter(|(_, models)| !models.is_empty());
+        let doubted = doubted.map(|(gpu, models)| (format!("{gpu}{DOUBTED}"), models.clone()));
+        std::mem::take(&mut self.is_news)
+            .then(|| (file, self.measured.clone().into_iter().chain(doubted).collect()))
     }
 
     /// Nothing is to be written any more.
@@ -179,8 +207,8 @@ mod tests {
             learned.model("H100", name, gib * GIB, MOST);
             learned.measured("H100", name).unwrap() / GIB
         };
-        // The first time, and then less; once more, which may be others', and twice.
-        assert_eq!([11, 3, 9, 3, 4, 5, 6].map(|gib| measure("a", gib)), [11, 3, 3, 3, 3, 4, 5]);
+        // The first time, and then far less, which may be what others gave back, and twice; once more, which may be others', and twice.
+        assert_eq!([11, 3, 9, 3, 4, 5, 6].map(|gib| measure("a", gib)), [11, 11, 9, 9, 4, 4, 5]);
         // With the first of these it would never be loaded again, and so never be measured again.
         assert_eq!([71, 3].map(|gib| measure("b", gib)), [35, 3]);
         assert_eq!([71, 72].map(|gib| measure("c", gib)), [35, 71], "it really takes so much");
@@ -195,6 +223,34 @@ mod tests {
         };
         assert_eq!([9516, 300, 9516, 310, 400, 420].map(&mut measure), [512, 300, 300, 310, 310, 400]);
         assert_eq!([1500, 1600].map(measure), [420, 1500], "it really takes so much");
+    }
+
+    #[test]
+    fn what_others_gave_back_during_one_measurement_is_not_missing_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        // Each start of the server measures once.
+        let start = |bytes: u64| {
+            let mut learned = Learned::read(Some(folder.path()));
+            learned.model("H100", "a", bytes, MOST);
+            save(&mut learned);
+            learned.measured("H100", "a").unwrap()
+        };
+        assert_eq!([GIB, 242, GIB + 1, GIB + 2].map(start), [GIB, GIB, GIB, GIB + 1]);
+        // Nothing was known when others left.
+        std::fs::remove_file(folder.path().join(FILE)).unwrap();
+        assert_eq!([242, GIB, GIB].map(start), [242, 242, GIB]);
+    }
+
+    #[test]
+    fn a_context_is_what_the_driver_tells_of_us() {
+        let mut learned = Learned::default();
+        let mib = |learned: &Learned| learned.measured_context("H100") >> 20;
+        learned.context("H100", 1500 << 20);
+        assert_eq!(mib(&learned), 512);
+        learned.context_told("H100", 1500 << 20);
+        assert_eq!(mib(&learned), 1500);
+        learned.context("H100", 1600 << 20);
+        assert_eq!(mib(&learned), 1500, "the first like that");
     }
 
     #[test]
