@@ -2,8 +2,9 @@
 //!
 //! Each server that waits has a ticket: a file in a shared folder, named after the GPU and the time at which waiting began, and locked by
 //! its owner (flock). The ticket of a process that died is therefore not locked, and does not count. The oldest ticket is next. It is
-//! kept while the GPU is taken and models are loaded, those of the start included, and removed when they serve. So only one process at a time takes a GPU. The next
-//! one goes by a look that began after that, and so sees what is left. Without such a folder, every server may go at once.
+//! kept while the GPU is taken and models are loaded, those of the start included, and removed when they serve. So only one process at a
+//! time takes a GPU. The next one goes by a look that began after that, and so sees what is left. Without such a folder, every server may
+//! go at once.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -38,6 +39,8 @@ pub struct Ticket {
     since: Option<Instant>,
     /// Locked while the GPU is being taken.
     taking: Option<File>,
+    /// When another server last ended to take it.
+    left: Option<SystemTime>,
 }
 
 /// What the first in the queue may do.
@@ -79,7 +82,7 @@ impl Turns {
         match file {
             Ok(file) => {
                 let gpu = gpu.to_owned();
-                Some(Ticket { _file: file, path, gpu, waited: false, since: None, taking: None })
+                Some(Ticket { _file: file, path, gpu, waited: false, since: None, taking: None, left: None })
             }
             Err(error) => {
                 if !refused {
@@ -125,6 +128,9 @@ impl Ticket {
             self.waited = true;
             return Turn::Taken;
         }
+        // Somebody may have come and gone between our look and our ticket.
+        let looked_at = looked.and_then(|looked| SystemTime::now().checked_sub(looked.elapsed()));
+        self.waited |= self.left.zip(looked_at).is_some_and(|(left, looked)| left > looked);
         let since = *self.since.get_or_insert_with(Instant::now);
         match looked {
             Some(looked) if self.waited && looked < since => Turn::Look,
@@ -141,6 +147,7 @@ impl Ticket {
         let path = folder.join(format!("{}{TAKING}", self.gpu));
         // Another user's file may be read-only; that is enough to lock it.
         let made = OpenOptions::new().create_new(true).write(true).open(&path);
+        let is_new = made.is_ok();
         let made = made.and_then(|file| for_all(&file).map(|()| file)).or_else(|_| open(&path));
         let locked = made.and_then(|file| match file.try_lock() {
             Ok(()) => Ok(Some(file)),
@@ -149,6 +156,8 @@ impl Ticket {
         });
         match locked {
             Ok(file) => {
+                self.left =
+                    file.as_ref().filter(|_| !is_new).and_then(|file| file.metadata().ok()?.modified().ok());
                 self.taking = file;
                 self.taking.is_some()
             }
@@ -220,6 +229,10 @@ fn is_alive(path: &Path) -> bool {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
+        // Tells when that was. Another user's file cannot be changed: then it is as if nobody had been there.
+        if let Some(taking) = &self.taking {
+            let _ = taking.set_modified(SystemTime::now());
+        }
         // If that fails, closing the file unlocks it all the same, and a server that finds it removes it.
         let _ = fs::remove_file(&self.path);
     }
@@ -301,6 +314,32 @@ mod tests {
         assert_eq!([before, after].map(|looked| second.enter(looked)), [Turn::Look, Turn::Ours]);
         drop(second);
         assert_eq!([after, None].map(|looked| third.enter(looked)), [Turn::Look, Turn::Ours]);
+    }
+
+    #[test]
+    fn who_looked_before_another_came_and_went_looks_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let turns = Turns::new(Some(folder.path()));
+        let before = Some(Instant::now());
+        let mut first = turns.ticket("GPU-1", at(1)).unwrap();
+        assert_eq!(first.enter(before), Turn::Ours);
+        drop(first);
+        let after = Some(Instant::now());
+        let mut second = turns.ticket("GPU-1", at(2)).unwrap();
+        assert_eq!((turns.ahead(&mut second), second.enter(before)), (0, Turn::Look));
+        let now = Some(Instant::now());
+        assert_eq!(
+            [after, now].map(|looked| second.enter(looked)),
+            [Turn::Look, Turn::Ours],
+            "it keeps others off"
+        );
+        drop(second);
+        let late = Some(Instant::now());
+        assert_eq!(
+            turns.ticket("GPU-1", at(3)).unwrap().enter(late),
+            Turn::Ours,
+            "it has seen what they left"
+        );
     }
 
     #[test]
