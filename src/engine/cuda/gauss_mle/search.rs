@@ -43,9 +43,11 @@ const PLANE_VALUES_MIN: usize = PIXELS_MAX / 3 * 4;
 /// A batch has at least this many places for spots, and at least one per [`PIXELS_PER_PLACE`] pixels.
 const PLACES_MIN: usize = 4096;
 const PIXELS_PER_PLACE: usize = 128;
-/// The same for the most places that spots in earlier batches can lead to. Spots that are closer lie in each other's boxes: noise.
+/// The same for the most places that spots in earlier batches can lead to. Spots that are closer lie in each other's boxes. Noise has a
+/// spot for 31 pixels where it is searched with the least radius and threshold. For a whole chunk, each batch in flight then has 48 MB
+/// for boxes of 7 px, and 322 MB for boxes of 21 px.
 const PLACES_GROWN: usize = 65_536;
-const PIXELS_PER_PLACE_GROWN: usize = 32;
+const PIXELS_PER_PLACE_GROWN: usize = 24;
 /// Most blocks of a grid along y and z.
 const BLOCKS_MAX: usize = 65_535;
 /// Bytes of a pixel of the wider type.
@@ -70,6 +72,11 @@ pub(super) struct Search {
     most: Arc<AtomicUsize>,
     /// Whether there was no memory for that many places.
     cramped: bool,
+}
+
+/// The places for spots of so many pixels after a batch that had `most` spots.
+fn grown(most: usize, pixels: usize) -> usize {
+    most.saturating_add(most / 4).min(PLACES_GROWN.max(pixels / PIXELS_PER_PLACE_GROWN))
 }
 
 /// Numbers of places for spots.
@@ -173,10 +180,7 @@ impl Search {
         let pixels = frames.count * frames.width * frames.height;
         let most = if self.cramped { 0 } else { self.most.load(Ordering::Relaxed) };
         let first = |pixels: usize| PLACES_MIN.max(pixels / PIXELS_PER_PLACE);
-        let grown = |pixels: usize| {
-            most.saturating_add(most / 4).min(PLACES_GROWN.max(pixels / PIXELS_PER_PLACE_GROWN))
-        };
-        let likely = |pixels: usize| first(pixels).max(grown(pixels));
+        let likely = |pixels: usize| first(pixels).max(grown(most, pixels));
         let count = likely(pixels).min(frames.count * known.finder.spots_possible()).max(1);
         let pixels = pixels.max(PIXELS_MAX);
         Places { count, room: likely(pixels), grown: likely(pixels) > first(pixels) }
@@ -434,5 +438,21 @@ impl Airborne for Searching {
         let (rows, codes) = rest.split_at(found * columns * size_of::<f32>());
         let (spots, rows) = (bytemuck::cast_slice(spots), bytemuck::cast_slice(rows));
         Ok(answer(count, options.spots_max, (spots, &[]), rows, bytemuck::cast_slice(codes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noise_that_is_searched_for_the_faintest_spots_has_places_on_the_device() {
+        let noise = PIXELS_MAX / 31;
+        assert!(
+            grown(noise, PIXELS_MAX) > noise + noise / 8,
+            "a batch may have some more than the one before"
+        );
+        assert_eq!(grown(PIXELS_MAX, PIXELS_MAX), PIXELS_MAX / 24, "and there is a bound");
+        assert_eq!([grown(0, PIXELS_MAX), grown(usize::MAX, 1)], [0, PLACES_GROWN]);
     }
 }
