@@ -103,6 +103,7 @@ fn failure(error: &InferError) -> Failure {
     match error {
         InferError::Full { .. }
         | InferError::TooLarge { .. }
+        | InferError::Outsized(_)
         | InferError::Late(_)
         | InferError::Hasty(_)
         | InferError::Draining
@@ -110,7 +111,18 @@ fn failure(error: &InferError) -> Failure {
         | InferError::ModelUnavailable { .. } => Failure::Rejected,
         InferError::Cancelled => Failure::Cancelled,
         InferError::Input(_) | InferError::Device(_) => Failure::Backend,
-        _ => Failure::Other,
+        InferError::BadRequest(_)
+        | InferError::Decode(_)
+        | InferError::SlowBody(_)
+        | InferError::NotAcceptable { .. }
+        | InferError::UnsupportedMedia { .. }
+        | InferError::UnsupportedEncoding { .. }
+        | InferError::UnknownModel { .. }
+        | InferError::LoadFailed { .. }
+        | InferError::Forbidden(_)
+        | InferError::NotOffered(_)
+        | InferError::NoStorage(_)
+        | InferError::Internal(_) => Failure::Other,
     }
 }
 
@@ -165,6 +177,7 @@ mod tests {
             ),
             (vec![Ok(())], [1, 1, 0, 0]),
             (vec![Err(InferError::Device("lost".into()))], [1, 1, 1, 0]),
+            (vec![Err(InferError::Outsized("too much".into())), Ok(())], [2, 1, 1, 0]),
         ] {
             let tally = Tally::of(&model);
             tally.queued(Instant::now());
@@ -177,6 +190,6 @@ mod tests {
             assert_eq!(counts(&model), (0, expected));
         }
         drop(Tally::of(&model));
-        assert_eq!(counts(&model), (0, [1, 1, 1, 0]), "nothing of it was queued");
+        assert_eq!(counts(&model), (0, [2, 1, 1, 0]), "nothing of it was queued");
     }
 }
