@@ -67,6 +67,8 @@ struct Waiting {
     urgency: Urgency,
     /// When it was accepted.
     pushed: Instant,
+    /// All that it has.
+    of: usize,
     /// Ascending, not touching; more than one range only after part of a job failed.
     rows: Vec<Range<usize>>,
     /// Shares a batch with no other job.
@@ -93,6 +95,8 @@ pub struct Back {
     pub urgency: Urgency,
     /// Which.
     pub rows: Range<usize>,
+    /// How many the job has in all.
+    pub of: usize,
     /// Shares no batch from now on.
     pub alone: bool,
     /// The devices that it avoids since they failed it, if any did.
@@ -207,10 +211,10 @@ impl Lane {
 
     /// Takes at most `items` rows, most urgent first, but for those that are let pass. Marks the last piece of each job that has no rows
     /// left waiting.
-    fn take(&mut self, items: usize, admits: Admits<'_>) -> Vec<Piece> {
+    fn take(&mut self, items: usize, admits: Admits<'_>, now: Instant) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let mut left = items;
-        for job in self.passing(items, admits) {
+        for job in self.passing(items, admits, now) {
             left -= self.take_of(job, left, false, &mut pieces);
         }
         while left > 0
@@ -286,6 +290,7 @@ impl Lanes {
         let waiting = Waiting {
             urgency,
             pushed: now,
+            of: items,
             rows: std::iter::once(0..items).collect(),
             alone: shape.is_for_one(),
             avoid: None,
@@ -298,13 +303,14 @@ impl Lanes {
 
     /// Puts rows that were taken back at the head of the lane, before all jobs that never ran.
     pub fn put_back(&mut self, shape: &Arc<ItemShape>, back: Back, now: Instant) {
-        let Back { job, urgency, rows, alone, avoid } = back;
+        let Back { job, urgency, rows, of, alone, avoid } = back;
         let lane = self.lane(shape);
         let before = lane.remove(job);
         let new = before.is_none();
         let mut waiting = before.unwrap_or(Waiting {
             urgency,
             pushed: now,
+            of,
             rows: Vec::new(),
             alone: shape.is_for_one(),
             avoid: None,
@@ -351,11 +357,17 @@ impl Lanes {
     }
 
     /// Takes at most `items` rows from the start of one lane, most urgent first.
-    pub fn take(&mut self, shape: &Arc<ItemShape>, items: usize, admits: Admits<'_>) -> Vec<Piece> {
+    pub fn take(
+        &mut self,
+        shape: &Arc<ItemShape>,
+        items: usize,
+        admits: Admits<'_>,
+        now: Instant,
+    ) -> Vec<Piece> {
         let Some(lane) = self.lanes.get_mut(shape) else {
             return Vec::new();
         };
-        let pieces = lane.take(items, admits);
+        let pieces = lane.take(items, admits, now);
         self.jobs -= pieces.iter().filter(|piece| piece.last).count();
         self.sweep(shape);
         pieces
@@ -378,7 +390,7 @@ impl Lanes {
         let lane = self.lanes.get(shape);
         lane.into_iter()
             .flat_map(|lane| lane.order.range(..rank).map(|rank| &lane.jobs[&rank.job]))
-            .filter(|waiting| !waiting.lets_pass(batch, urgency.priority, items))
+            .filter(|waiting| !waiting.lets_pass(batch, &urgency, items, now))
             .map(Waiting::items)
             .sum()
     }

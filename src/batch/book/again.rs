@@ -140,6 +140,7 @@ impl Book {
             job: part.job,
             urgency: entry.urgency(),
             rows: part.rows.clone(),
+            of: entry.job.items,
             alone: entry.alone,
             avoid: entry.failure.as_ref().map(|failure| failure.avoid),
         };

@@ -218,7 +218,7 @@ impl Book {
         let model = self.models.get_mut(&key).expect("picked from the map");
         let pool = Pool::of(&self.roster, key, &model.standby);
         let standby = pool.stands_by(device);
-        let pieces = model.lanes.take(&shape, items, &|avoid| pool.admits(device, avoid));
+        let pieces = model.lanes.take(&shape, items, &|avoid| pool.admits(device, avoid), now);
         let waiting = !model.lanes.is_empty();
         let place = (device, Kind::of(shape.setting()));
         let running = model.running.entry(device).or_default();

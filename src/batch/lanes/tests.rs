@@ -10,7 +10,7 @@ use std::time::Duration;
 const ALL: Admits<'static> = &|_| true;
 
 fn back(job: u64, rows: Range<usize>, alone: bool, now: Instant) -> Back {
-    Back { job: JobKey(job), urgency: plain(now), rows, alone, avoid: None }
+    Back { job: JobKey(job), urgency: plain(now), of: rows.end, rows, alone, avoid: None }
 }
 
 fn shape(extent: usize) -> Arc<ItemShape> {
@@ -28,7 +28,7 @@ fn check(jobs: &[(u8, Option<u64>, u64)], now_s: u64, order: &[u64]) {
         lanes.push(&shape(1), JobKey(key as u64), urgency, 1, at(arrived));
     }
     assert_eq!(lanes.refresh(at(now_s)), []);
-    let pieces = lanes.take(&shape(1), jobs.len(), ALL);
+    let pieces = lanes.take(&shape(1), jobs.len(), ALL, at(now_s));
     let got: Vec<u64> = pieces.iter().map(|piece| piece.job.0).collect();
     assert_eq!(got, order);
     assert!(lanes.is_empty() && lanes.iter().next().is_none());
@@ -70,7 +70,7 @@ fn rows_that_come_back_go_first_and_join_what_is_left() {
         let urgency = Urgency { priority: 1 - key as u8, ..plain(now) };
         lanes.push(&lane, JobKey(key), urgency, 5, now);
     }
-    let taken = lanes.take(&lane, 7, ALL);
+    let taken = lanes.take(&lane, 7, ALL, now);
     let rows: Vec<_> = taken.iter().map(|p| (p.job.0, p.rows.clone(), p.last)).collect();
     assert_eq!(rows, [(1, 0..5, true), (0, 0..2, false)]);
     assert_eq!(lanes.items(), 3);
@@ -79,9 +79,9 @@ fn rows_that_come_back_go_first_and_join_what_is_left() {
     lanes.put_back(&lane, back(1, 0..5, true, now), now);
     assert_eq!(lanes.len(), 2);
     // Job 0 is whole again; job 1 stands behind it, and shares no batch.
-    let taken = lanes.take(&lane, 8, ALL);
+    let taken = lanes.take(&lane, 8, ALL, now);
     assert_eq!(taken, [Piece { job: JobKey(0), rows: 0..5, last: true }]);
-    assert_eq!(lanes.take(&lane, 8, ALL).len(), 1);
+    assert_eq!(lanes.take(&lane, 8, ALL, now).len(), 1);
     assert_eq!((lanes.len(), lanes.items()), (0, 0));
 }
 
@@ -94,7 +94,7 @@ fn a_job_of_many_batches_lets_shorter_ones_pass_in_every_second() {
     };
     push(&mut lanes, 0, 1, 20);
     let take = |lanes: &mut Lanes| {
-        let taken = lanes.take(&lane, 4, ALL);
+        let taken = lanes.take(&lane, 4, ALL, now);
         taken.iter().map(|piece| (piece.job.0, piece.rows.len())).collect::<Vec<_>>()
     };
     assert_eq!(take(&mut lanes), [(0, 4)]);
@@ -113,6 +113,56 @@ fn a_job_of_many_batches_lets_shorter_ones_pass_in_every_second() {
     assert_eq!([take(&mut lanes), take(&mut lanes)], [vec![(1, 4)], vec![(3, 1)]]);
 }
 
+/// A job of so many batches in a lane where others wait at any time. Each batch takes one of the units of time; the deadline is after
+/// `units`. Returns when the job is done, and how many batches of others passed it.
+fn beside_others(batches: usize, units: u32, others: Option<u32>) -> (u32, usize) {
+    const BATCH: usize = 4;
+    let now = Instant::now();
+    let at = |units| now + Duration::from_millis(10) * units;
+    let (lane, mut lanes) = (shape(1), Lanes::default());
+    let due = |units: Option<u32>| Urgency { deadline: units.map(at), ..plain(now) };
+    lanes.push(&lane, JobKey(0), due(Some(units)), batches * BATCH, now);
+    let (mut time, mut passed) = (0, 0);
+    loop {
+        let new = JobKey(u64::from(time) + 1);
+        lanes.push(&lane, new, due(others.map(|units| units + time)), BATCH, at(time));
+        let pieces = lanes.take(&lane, BATCH, ALL, at(time));
+        time += 1;
+        passed += usize::from(pieces[0].job != JobKey(0));
+        if pieces.iter().any(|piece| piece.job == JobKey(0) && piece.last) {
+            return (time, passed);
+        }
+    }
+}
+
+#[test]
+fn a_job_that_is_in_time_alone_is_not_made_late_by_those_that_pass_it() {
+    for batches in 3..40 {
+        let alone = batches as u32;
+        for units in alone..5 * alone {
+            for others in [None, Some(units + 1), Some(9 * units)] {
+                let (done, passed) = beside_others(batches, units, others);
+                assert!(done <= units, "{batches} batches are done after {done} of {units}");
+                // With so much time, they pass in every second.
+                let most = if 3 * units >= 8 * alone { batches - 2 } else { 0 };
+                assert!(passed >= most, "{passed} pass {batches} batches in {units}");
+            }
+        }
+    }
+    // Those that must be done before it pass, however little time it has.
+    let (now, lane, mut lanes) = (Instant::now(), shape(1), Lanes::default());
+    let at = |seconds| now + Duration::from_secs(seconds);
+    let due = |priority, seconds| Urgency { priority, deadline: Some(at(seconds)), ..plain(now) };
+    lanes.push(&lane, JobKey(0), due(1, 10), 20, now);
+    assert_eq!(lanes.take(&lane, 4, ALL, now)[0].job, JobKey(0));
+    lanes.put_back(&lane, Back { urgency: due(1, 10), of: 20, ..back(0, 0..1, false, now) }, now);
+    for (job, seconds) in [(1, 11), (2, 9)] {
+        lanes.push(&lane, JobKey(job), due(1, seconds), 1, now);
+    }
+    let taken = lanes.take(&lane, 1, ALL, at(8));
+    assert_eq!(taken[0].job, JobKey(2));
+}
+
 #[test]
 fn whoever_may_not_have_a_job_passes_it_over() {
     let now = Instant::now();
@@ -126,13 +176,13 @@ fn whoever_may_not_have_a_job_passes_it_over() {
     for key in 0..2 {
         lanes.push(&lane, JobKey(key), plain(now), 1, now);
     }
-    let taken = lanes.take(&lane, 1, ALL);
+    let taken = lanes.take(&lane, 1, ALL, now);
     assert_eq!(taken[0].job, JobKey(0));
     lanes.put_back(&lane, Back { avoid: Some(Avoid::One(devices[0])), ..back(0, 0..1, false, now) }, now);
     let not_on = |device: DeviceKey| move |avoid: Option<Avoid>| avoid != Some(Avoid::One(device));
-    assert_eq!(lanes.take(&lane, 1, &not_on(devices[0]))[0].job, JobKey(1));
+    assert_eq!(lanes.take(&lane, 1, &not_on(devices[0]), now)[0].job, JobKey(1));
     assert!(!lanes.any(&not_on(devices[0])) && lanes.any(&not_on(devices[1])));
-    assert_eq!(lanes.take(&lane, 1, &|avoid| avoid.is_some())[0].job, JobKey(0));
+    assert_eq!(lanes.take(&lane, 1, &|avoid| avoid.is_some(), now)[0].job, JobKey(0));
 }
 
 #[test]
@@ -213,7 +263,7 @@ fn who_has_waited_too_long_stands_behind_its_own_level_and_before_the_next() {
         &[(0, Some(1)), (0, Some(3)), (0, None), (1, None), (0, Some(1))],
     );
     assert_eq!(lanes.refresh(now + Duration::from_secs(2)), []);
-    let order: Vec<u64> = lanes.take(&shape(1), 10, ALL).iter().map(|piece| piece.job.0).collect();
+    let order: Vec<u64> = lanes.take(&shape(1), 10, ALL, now).iter().map(|piece| piece.job.0).collect();
     assert_eq!(order, [1, 2, 0, 4, 3]);
 }
 
@@ -223,7 +273,7 @@ fn who_is_refused_for_having_waited_is_taken_out_unless_it_was_begun() {
     impatient(&mut lanes, now, OnTimeout::Refuse, &[(0, Some(1)), (1, Some(1)), (2, Some(9)), (2, Some(1))]);
     assert_eq!([0, 1, 2, 3].map(|priority| lanes.of_priority(priority)), [1, 1, 2, 0]);
     // One row of the first, and all of the second, which come back.
-    assert_eq!(lanes.take(&shape(1), 1, ALL)[0].job, JobKey(0));
+    assert_eq!(lanes.take(&shape(1), 1, ALL, now)[0].job, JobKey(0));
     lanes.remove(&shape(1), JobKey(1));
     assert_eq!(lanes.len(), 3);
     lanes.put_back(&shape(1), back(1, 0..2, false, now), now);

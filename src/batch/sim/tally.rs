@@ -30,6 +30,8 @@ tally! {
     split,
     /// Batches in which shorter jobs passed a longer one.
     passed,
+    /// Batches in which they did not, as it would have been late.
+    kept_back,
     overtaken,
     ok,
     late,

@@ -11,6 +11,16 @@ impl TrueJob {
         let (own, left, alone) = (waiting(self), waiting(ahead), self.alone || ahead.alone);
         !alone && ahead.led && self.priority <= ahead.priority && left > batch && 2 * own <= left
     }
+
+    /// Whether it waits behind a more urgent job all the same: its deadline is later, and the other is not on its way to be done in three
+    /// quarters of its time.
+    fn would_press(&self, ahead: &TrueJob, now: Instant) -> bool {
+        let Some(due) = ahead.deadline else { return false };
+        let done = ahead.rows.iter().filter(|row| **row != Row::Waiting).count() as u128;
+        let (time, spent) = (due - ahead.arrived, now - ahead.arrived);
+        let in_time = done * time.as_nanos() * 3 >= ahead.rows.len() as u128 * spent.as_nanos() * 4;
+        done > 0 && !in_time && self.deadline.is_none_or(|own| own > due)
+    }
 }
 
 impl Truth {
@@ -25,13 +35,14 @@ impl Truth {
         let mut jobs: Vec<JobKey> = batch.parts.iter().map(|part| part.job).collect();
         jobs.dedup();
         let lead = self.lead(device, jobs[0], now);
-        let passing = self.passing(device, lead, batch.items, now);
+        let (kept_back, passing) = self.passing(device, lead, batch.items, now);
         let passed = passing.len().min(jobs.len());
         assert_eq!(jobs[..passed], passing[..passed], "who passes {lead:?}");
         let order: Vec<_> = jobs[passed..].iter().map(|job| self.job(*job).rank(now)).collect();
         assert!(order.is_sorted(), "parts are in the order of urgency");
         self.job_mut(lead).led = passed == 0;
         self.tally.passed += usize::from(passed > 0);
+        self.tally.kept_back += usize::from(kept_back);
         (lead, order.last().copied())
     }
 
@@ -42,13 +53,16 @@ impl Truth {
         in_lane.min_by_key(|job| job.rank(now)).expect("a lane from which a batch was made").key
     }
 
-    /// Those that come first in the next batch though `lead` is more urgent, in their order.
-    fn passing(&self, device: &Arc<str>, lead: JobKey, batch: usize, now: Instant) -> Vec<JobKey> {
+    /// Those that come first in the next batch though `lead` is more urgent, in their order, and whether others do not for the deadline of
+    /// `lead`.
+    fn passing(&self, device: &Arc<str>, lead: JobKey, batch: usize, now: Instant) -> (bool, Vec<JobKey>) {
         let lead = self.job(lead);
         let waiting = self.jobs.iter().filter(|job| job.waits(now) && self.may_have(device, job));
         let mut passing: Vec<_> =
             waiting.filter(|job| job.same_lane(lead) && job.may_pass(lead, batch)).collect();
+        let all = passing.len();
+        passing.retain(|job| !job.would_press(lead, now));
         passing.sort_by_key(|job| job.rank(now));
-        passing.into_iter().map(|job| job.key).collect()
+        (passing.len() < all, passing.into_iter().map(|job| job.key).collect())
     }
 }
