@@ -1,5 +1,6 @@
-//! Admission control. The number of requests in flight is checked on a request's head alone. Bytes in flight are checked before a body is
-//! read if its length is known, and as it grows if its length is unknown or it is not held as a whole.
+//! Admission control. The number of requests in flight is checked on a request's head alone. Whether there is room for its bytes is checked
+//! before a body is read, if its length is known and it is held as a whole. They are set aside as they come: who announces a body and does
+//! not send it takes none.
 //!
 //! The request (its extensions, as `Arc<Permit>`) and the response's body share a permit, which is given back when both are gone: until
 //! then the request takes memory. Work on the body that was begun holds it as well ([`charged`]). (An ordinary concurrency layer gives it
@@ -307,10 +308,17 @@ mod tests {
             AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: COVER_STEP_BYTES + 10 };
         let admission = Admission::new(limits);
         let permit = admission.admit().unwrap();
-        permit.cover_growing(1).unwrap();
-        assert_eq!(admission.in_flight().bytes, COVER_STEP_BYTES);
-        permit.cover_growing(COVER_STEP_BYTES + 4).expect("there is room for it, if not for the next step");
-        assert_eq!(admission.in_flight().bytes, COVER_STEP_BYTES + 4);
+        for (bytes, charged) in [
+            (1, 1),
+            (3, 4),
+            (1000, 1024),
+            (COVER_STEP_BYTES / 2 + 1, COVER_STEP_BYTES),
+            // There is room for it, if not for the next step.
+            (COVER_STEP_BYTES + 4, COVER_STEP_BYTES + 4),
+        ] {
+            permit.cover_growing(bytes).unwrap();
+            assert_eq!(admission.in_flight().bytes, charged, "{bytes} have come");
+        }
         let never = permit.cover_growing(COVER_STEP_BYTES + 11);
         assert!(matches!(never, Err(InferError::TooLarge { .. })), "{never:?}");
         permit.trim(30);

@@ -16,7 +16,7 @@ use bytes::{Buf, BytesMut};
 use http_body::{Body as HttpBody, Frame};
 use http_body_util::BodyExt;
 pub use limits::BodyLimits;
-pub(crate) use limits::ahead_of;
+pub(crate) use limits::{ahead_of, room_for};
 use std::{error::Error, sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout_at};
 
@@ -35,8 +35,10 @@ const PIECES_FREE: u64 = 1 << 16;
 /// Bytes that pieces must have on average once there are more. Each costs work of its own, and chunks of one byte cost most.
 const PIECE_BYTES_MIN: u64 = 64;
 
-/// For how long nothing must come of a slow body before its request's place is on offer. Round trips between continents take less.
-const SILENCE: Duration = Duration::from_millis(250);
+/// For how long a body must have been too slow before its request's place is on offer. Round trips between continents take less.
+const SLOW_FOR: Duration = Duration::from_millis(250);
+/// For how long nothing of it must come for that: what has reached the server is read. Whoever sends a byte in each such time is not slow.
+const READ_FOR: Duration = Duration::from_millis(1);
 
 /// What became of the wait for a frame.
 enum Waited {
@@ -95,8 +97,8 @@ impl Reader {
         self
     }
 
-    /// Charges the body to the permit. If its length is known and it is read in one piece, up to a MiB is charged before any is read. As it
-    /// grows, up to [twice](ahead_of) what has come is charged; at its end, no more than its true length.
+    /// Charges the body to the permit: up to [twice](ahead_of) what has come, and at its end no more than its true length. If its length is
+    /// known and it is read in one piece, there must be [room](room_for) for up to a MiB before any is read.
     #[must_use]
     pub fn charged_to(self, permit: Arc<Permit>) -> Reader {
         self.charged_up_to(u64::MAX, permit)
@@ -202,16 +204,17 @@ impl Reader {
         }
     }
 
-    /// Waits for a frame. A body of which nothing comes for [`SILENCE`], and which has not kept its rate from its very beginning, offers
-    /// the request's place to others meanwhile: its grace is for servers that have room.
+    /// Waits for a frame. A body that has been slower for [`SLOW_FOR`] than any may be, as if there were no grace, offers the request's
+    /// place to others until more comes: the grace is for servers that have room.
     async fn frame(&mut self, asked: Instant, until: Instant) -> Waited {
-        let earned = self.received as f64 / self.limits.rate(self.length).max(1) as f64;
-        let idle = (asked + SILENCE).max(self.began + Duration::from_secs_f64(earned));
-        if let Some((permit, _)) = self.permit.as_ref().filter(|_| idle < until) {
-            if let Ok(frame) = timeout_at(idle, self.body.frame()).await {
+        let slow_since = self.limits.earned_at_least(self.received).map(|earned| self.began + earned);
+        let on_offer = slow_since.map(|since| (since, (since + SLOW_FOR).max(asked + READ_FOR)));
+        if let (Some((permit, _)), Some((since, at))) = (&self.permit, on_offer.filter(|(_, at)| *at < until))
+        {
+            if let Ok(frame) = timeout_at(at, self.body.frame()).await {
                 return Waited::For(frame);
             }
-            if let Some(mut offer) = permit.offer() {
+            if let Some(mut offer) = permit.offer(since.into_std()) {
                 let frame = tokio::select! {
                     () = offer.taken() => return Waited::PlaceTaken,
                     frame = timeout_at(until, self.body.frame()) => frame,
@@ -242,7 +245,7 @@ impl Reader {
     pub async fn all(mut self) -> Result<Bytes, InferError> {
         let announced = self.announced()?;
         if let (Some(length), Some((permit, most))) = (announced, &self.permit) {
-            permit.cover(ahead_of(0, Some(length)).min(*most))?;
+            permit.could_cover(room_for(length).min(*most))?;
         }
         let Some(first) = self.next().await? else {
             return Ok(Bytes::new());
@@ -250,7 +253,7 @@ impl Reader {
         let aligned = self.aligned;
         let gathered = |parts: &[Bytes]| {
             let so_far: usize = parts.iter().map(Bytes::len).sum();
-            // An announced length is within the limit, and takes memory as it is filled.
+            // An announced length is within the limit, and takes memory as it is filled: no more than is charged.
             let room = announced.map_or(START_BYTES, |announced| (announced as usize).min(ROOM_BYTES_MAX));
             let mut whole = BytesMut::with_capacity(room.max(so_far) + ALIGN);
             let before = whole.as_ptr().addr().wrapping_add(aligned).wrapping_neg() % ALIGN;
@@ -476,13 +479,13 @@ mod tests {
         let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 10 << 20 };
         let admission = Admission::new(limits);
         let permit = Arc::new(admission.admit().unwrap());
-        let mut reader = Reader::new(frames(vec!["01234".into(); 2]), LIMITS).charged_to(Arc::clone(&permit));
-        for _ in 0..2 {
+        let mut reader = Reader::new(frames(vec!["01234".into(); 3]), LIMITS).charged_to(Arc::clone(&permit));
+        for charged in [8, 16, 16] {
             assert_eq!(reader.next().await, Ok(Some("01234".into())));
-            assert!(permit.bytes() > 10, "{}", permit.bytes());
+            assert_eq!(permit.bytes(), charged);
         }
         assert_eq!(reader.next().await, Ok(None));
-        assert_eq!(permit.bytes(), 10);
+        assert_eq!(permit.bytes(), 15);
     }
 
     #[tokio::test]
@@ -554,15 +557,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_of_known_length_is_charged_before_any_is_read_and_ahead_of_what_came() {
+    async fn a_body_of_known_length_that_finds_no_room_is_refused_before_any_is_read() {
         let limits = AdmissionLimits { requests_in_flight_max: 2, bytes_in_flight_max: 100 };
         let admission = Admission::new(limits);
         let (one, other) = (admission.admit().unwrap(), Arc::new(admission.admit().unwrap()));
         one.cover(41).unwrap();
-        let full = Reader::new(Body::new(Stuck { may_be_read: false }), LIMITS)
-            .charged_to(Arc::clone(&other))
-            .all()
-            .await;
+        let unread = Body::from_stream(stream::poll_fn(|_| -> Poll<Option<Result<Bytes, Infallible>>> {
+            panic!("it is read")
+        }));
+        let full = Reader::new(announced(60, unread), LIMITS).charged_to(Arc::clone(&other)).all().await;
         assert!(matches!(full, Err(InferError::Full { limit: 100, .. })), "{full:?}");
         drop(one);
         let body = Body::from(vec![0; 60]);
@@ -611,26 +614,61 @@ mod tests {
         assert!(by_rate.contains("it must come at 1000 bytes/s or more"), "{by_rate}");
     }
 
-    /// A body of 60 bytes, none of which comes.
-    struct Stuck {
-        may_be_read: bool,
-    }
+    /// A body that is announced with this length, whatever comes of it.
+    struct Announced(u64, Body);
 
-    impl HttpBody for Stuck {
+    impl HttpBody for Announced {
         type Data = Bytes;
-        type Error = Infallible;
+        type Error = axum::Error;
 
         fn poll_frame(
-            self: Pin<&mut Self>,
-            _: &mut Context<'_>,
-        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-            assert!(self.may_be_read, "it is read");
-            Poll::Pending
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+            Pin::new(&mut self.1).poll_frame(context)
         }
 
         fn size_hint(&self) -> SizeHint {
-            SizeHint::with_exact(60)
+            SizeHint::with_exact(self.0)
         }
+    }
+
+    fn announced(bytes: u64, body: Body) -> Body {
+        Body::new(Announced(bytes, body))
+    }
+
+    /// A body that stops after its first bytes.
+    fn stops_after(bytes: usize) -> Body {
+        let first = stream::iter([Ok::<_, Infallible>(Bytes::from(vec![0; bytes]))]);
+        Body::from_stream(first.chain(stream::pending()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_that_are_announced_and_do_not_come_take_no_bytes_from_others() {
+        const MIB: u64 = 1 << 20;
+        let limits = AdmissionLimits { requests_in_flight_max: 100, bytes_in_flight_max: 2 * MIB };
+        let admission = Admission::new(limits);
+        let bodies: [fn() -> Body; 4] = [
+            || announced(MIB, Body::from_stream(stream::pending::<Result<Bytes, Infallible>>())),
+            || announced(9 * MIB, stops_after(1)),
+            || announced(MIB, stops_after(100)),
+            || stops_after(1),
+        ];
+        let read = |body| {
+            let permit = Arc::new(admission.admit().unwrap());
+            tokio::spawn(
+                Reader::new(body, BodyLimits { bytes_max: 9 * MIB, ..LIMITS }).charged_to(permit).all(),
+            )
+        };
+        let silent: Vec<_> = bodies.iter().flat_map(|body| [(); 16].map(|()| read(body()))).collect();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert_eq!(admission.in_flight().bytes, 16 * (2 + 200 + 1));
+        assert_eq!(read(Body::from(vec![0; MIB as usize])).await.unwrap().unwrap().len() as u64, MIB);
+        for silent in silent {
+            silent.abort();
+            silent.await.unwrap_err();
+        }
+        assert_eq!(admission.in_flight().bytes, 0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -638,13 +676,16 @@ mod tests {
         let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 1 << 20 };
         let admission = Admission::new(limits);
         // What has come by then, how long nothing has come since, and whether others find room.
-        for (bytes, silent_ms, room) in
-            [(0, 200, false), (0, 300, true), (100, 300, true), (1000, 900, false), (1000, 1100, true)]
-        {
+        for (bytes, silent_ms, room) in [
+            (0, 200, false),
+            (0, 300, true),
+            (100, 300, false),
+            (100, 400, true),
+            (1000, 1200, false),
+            (1000, 1300, true),
+        ] {
             let permit = Arc::new(admission.admit().unwrap());
-            let first = stream::iter([Ok::<_, Infallible>(Bytes::from(vec![0; bytes]))]);
-            let body = Body::from_stream(first.chain(stream::pending()));
-            let reading = tokio::spawn(Reader::new(body, LIMITS).charged_to(permit).all());
+            let reading = tokio::spawn(Reader::new(stops_after(bytes), LIMITS).charged_to(permit).all());
             tokio::time::sleep(Duration::from_millis(silent_ms)).await;
             let other = admission.admit();
             assert_eq!(other.is_ok(), room, "{bytes} bytes, none for {silent_ms} ms");
@@ -656,6 +697,32 @@ mod tests {
                 reading.abort();
                 reading.await.unwrap_err();
             }
+        }
+        assert_eq!(admission.in_flight().requests, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trickle_below_its_rate_gives_its_place_away_and_what_may_come_at_any_rate_does_not() {
+        let limits = AdmissionLimits { requests_in_flight_max: 1, bytes_in_flight_max: 1 << 20 };
+        let admission = Admission::new(limits);
+        // The rate, how much comes at once and how often, and whether another finds room.
+        for (rate_min, bytes, every_ms, room) in [
+            (1000, 1, 200, true),
+            (1000, 1, 7, true),
+            (1000, 100, 200, true),
+            (1000, 200, 200, false),
+            (0, 1, 2000, false),
+        ] {
+            let permit = Arc::new(admission.admit().unwrap());
+            // It announces more than can come in its time at this rate.
+            let body = announced(LIMITS.bytes_max, trickle(bytes, Duration::from_millis(every_ms)));
+            let limits = BodyLimits { rate_min, ..LIMITS };
+            let reading = tokio::spawn(Reader::new(body, limits).charged_to(permit).all());
+            tokio::time::sleep(Duration::from_millis(1105)).await;
+            let other = admission.admit();
+            assert_eq!(other.is_ok(), room, "{bytes} bytes every {every_ms} ms, of {rate_min} a second");
+            reading.abort();
+            let _ = reading.await;
         }
         assert_eq!(admission.in_flight().requests, 0);
     }
@@ -692,7 +759,7 @@ mod tests {
         assert!(by_rate.to_string().contains("at 1000 bytes/s or more"), "{by_rate}");
         let (rate_min, deadline) = (7, Duration::from_secs(6));
         let paced = BodyLimits { grace: quick, rate_min, deadline, ..LIMITS };
-        let by_pace = read(Body::new(Stuck { may_be_read: true }), paced).await.unwrap_err().to_string();
+        let by_pace = read(announced(60, stops()), paced).await.unwrap_err().to_string();
         assert!(by_pace.contains("at 10 bytes/s or more, as its 60 bytes have 6000 ms"), "{by_pace}");
         let by_deadline = read(stops(), BodyLimits { deadline: quick, ..LIMITS }).await.unwrap_err();
         assert!(by_deadline.to_string().contains("the whole body has 1 ms"), "{by_deadline}");

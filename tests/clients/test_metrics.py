@@ -123,9 +123,9 @@ def test_refused_requests_are_counted_by_what_was_full(start, digits, reason, ot
     server = start(**options)
     with ExitStack() as opened:
         [holds] = connect(server, opened)
-        # All of the requests or of the bytes that there may be: its body does not come.
-        holds.sendall(b"POST /predictions/digits HTTP/1.1\r\nHost: x\r\nContent-Length: 65536\r\n\r\n")
-        until_numbers(server, requests_in_flight=1)
+        # All of the requests or of the bytes that there may be: the end of its body does not come.
+        holds.sendall(b"POST /predictions/digits HTTP/1.1\r\nHost: x\r\nContent-Length: 65536\r\n\r\n" + bytes(65_000))
+        until_numbers(server, requests_in_flight=1, in_flight_bytes=65_536)
         for _ in range(3):
             wire.problem(wire.post_image(server, "digits", digits[0][1]), 429)
         found = numbers(server)

@@ -14,7 +14,7 @@ use std::{
     time::Instant,
 };
 
-/// A body of unknown length is charged in steps of so many bytes.
+/// A body of unknown length is charged in steps of so many bytes, of fewer before it has come to that.
 pub(super) const COVER_STEP_BYTES: u64 = 1024 * 1024;
 const BYTES_IN_FLIGHT: &str = "the budget for bytes in flight";
 
@@ -31,6 +31,12 @@ impl Account {
         let taken = take(&self.admission.bytes, more, self.admission.limits.bytes_in_flight_max);
         self.held.fetch_add(if taken { more } else { 0 }, Ordering::AcqRel);
         taken
+    }
+
+    /// Whether there is room for `more` bytes now.
+    fn has_room(&self, more: u64) -> bool {
+        let sum = self.admission.bytes.load(Ordering::Acquire).checked_add(more);
+        sum.is_some_and(|sum| sum <= self.admission.limits.bytes_in_flight_max)
     }
 
     fn give_back(&self, bytes: u64) {
@@ -88,13 +94,23 @@ impl Permit {
         self.set_aside(bytes, bytes)
     }
 
-    /// The same for a body that has reached `bytes` and still grows. Takes a whole step ahead if there is room, so that not each frame
-    /// asks.
+    /// Checks that there is room for what is missing up to `bytes`, and sets none of it aside.
+    ///
+    /// # Errors
+    /// As [`Permit::cover`].
+    pub fn could_cover(&self, bytes: u64) -> Result<(), InferError> {
+        let more = bytes.saturating_sub(self.bytes());
+        if self.account.has_room(more) { Ok(()) } else { Err(self.account.refuse(more)) }
+    }
+
+    /// The same as [`Permit::cover`] for a body that has reached `bytes` and still grows. Takes a whole step ahead if there is room, so
+    /// that not each frame asks; but not twice as many, so that a body of which little comes takes little.
     ///
     /// # Errors
     /// As [`Permit::cover`].
     pub fn cover_growing(&self, bytes: u64) -> Result<(), InferError> {
-        self.set_aside(bytes, bytes.next_multiple_of(COVER_STEP_BYTES))
+        let step = bytes.min(COVER_STEP_BYTES).next_power_of_two();
+        self.set_aside(bytes, bytes.next_multiple_of(step))
     }
 
     /// Sets aside what is missing up to `wanted` bytes if there is room, else up to `needed`.
@@ -161,9 +177,9 @@ impl Permit {
         Ok(alone)
     }
 
-    /// Offers the place of a request that does nothing to whoever finds no other. Calls keep theirs.
-    pub(crate) fn offer(self: &Arc<Self>) -> Option<Offer> {
-        (self.kind == Kind::Request).then(|| self.offers().add(self))
+    /// Offers the place of a request whose body has been too slow since then to whoever finds no other. Calls keep theirs.
+    pub(crate) fn offer(self: &Arc<Self>, slow_since: Instant) -> Option<Offer> {
+        (self.kind == Kind::Request).then(|| self.offers().add(self, slow_since))
     }
 
     pub(super) fn offers(&self) -> &Offers {

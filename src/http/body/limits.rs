@@ -3,15 +3,19 @@
 use crate::error::InferError;
 use std::time::Duration;
 
-/// Bytes of a body of known length that are charged at once. Charging the announced length would let a client take memory from others by an
-/// announcement alone.
-const AT_ONCE_BYTES: u64 = 1 << 20;
+/// The most that there must be room for before a body of known length is read.
+const ROOM_BYTES: u64 = 1 << 20;
 
-/// How many bytes a body is charged for once `received` bytes have come. With a known length, that is ahead of what is there, so that a
-/// body that will find no room is refused early.
+/// How many bytes there must be room for before a body of this length is read, so that one that will find none is refused early. They are
+/// not charged: an announcement alone takes nothing from others.
+pub(crate) fn room_for(length: u64) -> u64 {
+    length.min(ROOM_BYTES)
+}
+
+/// How many bytes a body is charged for once `received` bytes have come. With a known length, that is ahead of what is there, for the same
+/// reason, but never by more than has come.
 pub(crate) fn ahead_of(received: u64, length: Option<u64>) -> u64 {
-    let ahead = |length: u64| received.saturating_mul(2).max(AT_ONCE_BYTES).min(length);
-    length.map_or(0, ahead).max(received)
+    length.map_or(0, |length| received.saturating_mul(2).min(length)).max(received)
 }
 
 /// How large a body may be, and how slowly it may come.
@@ -59,11 +63,18 @@ impl BodyLimits {
 
     /// How long after its beginning a body with `received` bytes is still fast enough; `None`: for ever.
     pub(super) fn earned(&self, received: u64, length: Option<u64>) -> Option<Duration> {
-        match self.rate(length) {
-            0 => None,
-            rate => Some(self.grace + Duration::from_secs_f64(received as f64 / rate as f64)),
-        }
+        Some(self.grace + worth(received, self.rate(length))?)
     }
+
+    /// The same without the grace, at the rate that a body of any length must come at: a long one may begin slowly.
+    pub(super) fn earned_at_least(&self, received: u64) -> Option<Duration> {
+        worth(received, self.rate_min)
+    }
+}
+
+/// How long so many bytes take at this rate; `None`: any time.
+fn worth(received: u64, rate: u64) -> Option<Duration> {
+    (rate > 0).then(|| Duration::from_secs_f64(received as f64 / rate as f64))
 }
 
 #[cfg(test)]
@@ -86,10 +97,11 @@ mod tests {
     fn a_body_of_known_length_counts_ahead_of_what_came() {
         const MIB: u64 = 1 << 20;
         for (received, length, counts) in
-            [(3, None, 3), (3, Some(100), 100), (0, Some(9 * MIB), MIB), (4 * MIB, Some(9 * MIB), 8 * MIB)]
+            [(3, None, 3), (3, Some(5), 5), (0, Some(9 * MIB), 0), (4 * MIB, Some(9 * MIB), 8 * MIB)]
         {
             assert_eq!(ahead_of(received, length), counts);
         }
+        assert_eq!([3, 9 * MIB].map(room_for), [3, MIB]);
     }
 
     #[test]
@@ -102,6 +114,7 @@ mod tests {
         // One that says how long it is, and could not be whole in time at that rate.
         let long = Some(600_000);
         assert_eq!(due(2500, long), Duration::from_millis(5250));
+        assert_eq!(LIMITS.earned_at_least(2500), Some(Duration::from_millis(2500)));
         assert_eq!(BodyLimits { rate_min: 0, ..LIMITS }.earned(0, long), None);
     }
 }

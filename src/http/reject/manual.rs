@@ -114,8 +114,8 @@ fn explain(kind: Kind) -> Entry {
              (`body_rate_bytes_min`). A body of known length must also come fast enough that all of it is there in time. A stack of \
              camera frames has no deadline, but may be silent for `body_timeout_ms` at a time at most. Of one that was silent for longer, \
              `detail` says: `… and then none for 120000 ms, the longest that it may pause (body_timeout_ms)`. While as many requests are \
-             in flight as there may be (`requests_in_flight_max`), there is no grace: a new request takes the place of the one of whose \
-             body nothing has come for longest, if it is below the rate and that is a quarter of a second or more.",
+             in flight as there may be (`requests_in_flight_max`), there is no grace: a new request takes the place of the one whose \
+             body has been below the minimum rate for longest, if that is a quarter of a second or more.",
             "Send it again over a better connection, or send less at once. A camera that pauses for longer needs a larger \
              `body_timeout_ms`, or a request of its own after each pause.",
             InferError::SlowBody(
