@@ -169,52 +169,62 @@ pub(in crate::image) enum Predictor {
 }
 
 impl Predictor {
-    /// Undoes it for rows of `row_samples` samples, which are stored in `order`, `size` bytes each. They come out in native byte order.
-    pub(in crate::image) fn undo(self, order: Order, bytes: &mut [u8], row_samples: usize, size: usize) {
+    /// Undoes it for rows of `row_samples` samples, which are stored in `order`, `size` bytes each, `channels` of each pixel side by side.
+    /// They come out in native byte order.
+    pub(in crate::image) fn undo(
+        self,
+        order: Order,
+        bytes: &mut [u8],
+        row_samples: usize,
+        size: usize,
+        channels: usize,
+    ) {
         match self {
             Predictor::None => to_native(order, size, bytes),
             Predictor::Horizontal => {
                 to_native(order, size, bytes);
-                add_up(bytes, row_samples, size);
+                add_up(bytes, row_samples, size, channels);
             }
-            Predictor::FloatingPoint => gather_floats(bytes, row_samples, size),
+            Predictor::FloatingPoint => gather_floats(bytes, row_samples, size, channels),
         }
     }
 }
 
 /// Undoes [`Predictor::Horizontal`] for samples of `size` bytes in native byte order.
-fn add_up(bytes: &mut [u8], row_samples: usize, size: usize) {
+fn add_up(bytes: &mut [u8], row_samples: usize, size: usize, channels: usize) {
     for row in bytes.chunks_mut(row_samples * size) {
         match size {
-            1 => add_up_row::<1>(row, |a, b| [a[0].wrapping_add(b[0])]),
-            2 => add_up_row(row, |a, b| {
+            1 => add_up_row::<1>(row, channels, |a, b| [a[0].wrapping_add(b[0])]),
+            2 => add_up_row(row, channels, |a, b| {
                 u16::from_ne_bytes(a).wrapping_add(u16::from_ne_bytes(b)).to_ne_bytes()
             }),
-            4 => add_up_row(row, |a, b| {
+            4 => add_up_row(row, channels, |a, b| {
                 u32::from_ne_bytes(a).wrapping_add(u32::from_ne_bytes(b)).to_ne_bytes()
             }),
-            _ => add_up_row(row, |a, b| {
+            _ => add_up_row(row, channels, |a, b| {
                 u64::from_ne_bytes(a).wrapping_add(u64::from_ne_bytes(b)).to_ne_bytes()
             }),
         }
     }
 }
 
-fn add_up_row<const N: usize>(row: &mut [u8], add: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
+fn add_up_row<const N: usize>(row: &mut [u8], channels: usize, add: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
     let (values, _) = row.as_chunks_mut::<N>();
-    let mut sum = [0; N];
-    for value in values {
-        sum = add(sum, *value);
-        *value = sum;
+    for channel in 0..channels {
+        let mut sum = [0; N];
+        for value in values.iter_mut().skip(channel).step_by(channels) {
+            sum = add(sum, *value);
+            *value = sum;
+        }
     }
 }
 
 /// Undoes [`Predictor::FloatingPoint`]. The samples come out in native byte order, whatever the file's order.
-fn gather_floats(bytes: &mut [u8], row_samples: usize, size: usize) {
+fn gather_floats(bytes: &mut [u8], row_samples: usize, size: usize, channels: usize) {
     let mut planes = vec![0; row_samples * size];
     for row in bytes.chunks_exact_mut(row_samples * size) {
         planes.copy_from_slice(row);
-        add_up_row::<1>(&mut planes, |a, b| [a[0].wrapping_add(b[0])]);
+        add_up_row::<1>(&mut planes, channels, |a, b| [a[0].wrapping_add(b[0])]);
         for (index, sample) in row.chunks_exact_mut(size).enumerate() {
             for (byte, place) in sample.iter_mut().enumerate() {
                 // The plane of the highest byte comes first.

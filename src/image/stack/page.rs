@@ -366,7 +366,7 @@ impl Page {
                 return Ok(Err(reason));
             }
         }
-        self.predictor.undo(self.order, into, chunk_width, size);
+        self.predictor.undo(self.order, into, chunk_width, size, 1);
         if straight {
             return Ok(Ok(()));
         }

@@ -41,7 +41,7 @@ impl Packed {
     /// What the current directory says.
     pub(super) fn of(
         decoder: &mut Decoder<Source<'_>>,
-        Chunks { tiled, size, interleaved, .. }: Chunks,
+        Chunks { tiled, size, .. }: Chunks,
         bits: u8,
         measured: Option<Measured>,
         limits: &Limits,
@@ -54,11 +54,6 @@ impl Packed {
         let is_float = measured.is_some_and(|measured| measured.stored.is_float());
         let predictor = match find::<u16>(decoder, Tag::Predictor)?.unwrap_or(1) {
             1 => Predictor::None,
-            other if measured.is_some() && interleaved > 1 => {
-                return Err(unsupported(format!(
-                    "predictor {other} for {interleaved} measured values per pixel"
-                )));
-            }
             2 if bits >= 8 => Predictor::Horizontal,
             3 if is_float => Predictor::FloatingPoint,
             other => return Err(unsupported(format!("predictor {other} for {bits} bits per sample"))),
@@ -83,38 +78,14 @@ impl Packed {
 impl Packed {
     /// Turns what was unpacked into samples as the decoder returns them.
     fn undo(&self, chunk: &mut [u8], row_bytes: usize, page: &Page, order: ByteOrder) {
-        let apart = if page.planar { 1 } else { usize::from(page.count) };
-        let differences = self.predictor == Predictor::Horizontal;
-        if let Some(measured) = page.measured {
-            let size = measured.stored.bytes();
-            let order = match order {
-                ByteOrder::LittleEndian => Order::Little,
-                ByteOrder::BigEndian => Order::Big,
-            };
-            self.predictor.undo(order, chunk, row_bytes / size, size);
-        } else if page.bits == 16 {
-            let (samples, _) = chunk.as_chunks_mut::<2>();
-            for sample in &mut *samples {
-                *sample = match order {
-                    ByteOrder::LittleEndian => u16::from_le_bytes(*sample),
-                    ByteOrder::BigEndian => u16::from_be_bytes(*sample),
-                }
-                .to_ne_bytes();
-            }
-            for row in samples.chunks_exact_mut(row_bytes / 2).filter(|_| differences) {
-                for index in apart..row.len() {
-                    let sum =
-                        u16::from_ne_bytes(row[index]).wrapping_add(u16::from_ne_bytes(row[index - apart]));
-                    row[index] = sum.to_ne_bytes();
-                }
-            }
-        } else if differences {
-            for row in chunk.chunks_exact_mut(row_bytes) {
-                for index in apart..row.len() {
-                    row[index] = row[index].wrapping_add(row[index - apart]);
-                }
-            }
-        }
+        let channels = if page.planar { 1 } else { usize::from(page.count) };
+        let order = match order {
+            ByteOrder::LittleEndian => Order::Little,
+            ByteOrder::BigEndian => Order::Big,
+        };
+        // Several samples of less than 8 bits lie in a byte, and nothing predicts them.
+        let size = usize::from(page.bits / 8).max(1);
+        self.predictor.undo(order, chunk, row_bytes / size, size, channels);
         if self.white_is_zero {
             chunk.iter_mut().for_each(|byte| *byte = !*byte);
         }

@@ -70,11 +70,26 @@ fn values_of_every_type_are_read_as_they_are() {
         let planar = Page { chunks: planes, ..page(kind, &[0, 1, 2], SIZE) }.with(PLANAR, &[2]);
         assert_eq!(f32s(planar), colors, "format {format}, {bits} bits, in planes");
         let plain = page(kind, &[0, 1, 2], SIZE);
-        let small = Page { chunks: packed(plain.chunks.clone()), ..plain }.with(COMPRESSION, &[50_000]);
-        assert_eq!(f32s(small.clone()), colors, "format {format}, {bits} bits, packed");
-        let told = header(&file(&[small.with(PREDICTOR, &[2])]), &LIMITS).unwrap_err().to_string();
-        assert!(told.contains("predictor 2 for 3 measured values per pixel"), "{told}");
+        let predicted = differences(&plain.chunks[0], bits as usize / 8, 3);
+        let zstd = |chunks| Page { chunks: packed(chunks), ..plain.clone() }.with(COMPRESSION, &[50_000]);
+        assert_eq!(f32s(zstd(plain.chunks.clone())), colors, "format {format}, {bits} bits, packed");
+        let predicted = f32s(zstd(vec![predicted]).with(PREDICTOR, &[2]));
+        assert_eq!(predicted, colors, "format {format}, {bits} bits, predicted");
     }
+}
+
+/// How each sample differs, as a whole number, from the one of the same channel to its left.
+fn differences(stored: &[u8], bytes: usize, channels: usize) -> Vec<u8> {
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    let mut out = Vec::new();
+    for row in stored.chunks(bytes * channels * COLUMNS as usize) {
+        let samples: Vec<u64> = row.chunks(bytes).map(number).collect();
+        for (at, sample) in samples.iter().enumerate() {
+            let left = at.checked_sub(channels).map_or(0, |at| samples[at]);
+            out.extend(&sample.wrapping_sub(left).to_le_bytes()[..bytes]);
+        }
+    }
+    out
 }
 
 #[test]
@@ -162,21 +177,25 @@ fn the_measured_pages_of_stacks_are_pictures() {
 
 #[test]
 fn floats_that_were_predicted_are_read_however_they_are_packed() {
-    let kind = KINDS[7];
-    let plain = page(kind, &[0], SIZE);
-    // Differences of bytes, after those of the same place were put together, the highest first.
-    let mut predicted = Vec::new();
-    for row in plain.chunks[0].chunks(4 * COLUMNS as usize) {
-        let planes: Vec<u8> =
-            (0..4).rev().flat_map(|byte| row.iter().skip(byte).step_by(4).copied()).collect();
-        predicted.push(planes[0]);
-        predicted.extend(planes.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])));
+    for channels in [&[0][..], &[0, 1, 2]] {
+        let plain = page(KINDS[7], channels, SIZE);
+        let count = channels.len();
+        // Differences of bytes, after those of the same place were put together, the highest first.
+        let mut predicted = Vec::new();
+        for row in plain.chunks[0].chunks(4 * count * COLUMNS as usize) {
+            let planes: Vec<u8> =
+                (0..4).rev().flat_map(|byte| row.iter().skip(byte).step_by(4).copied()).collect();
+            predicted.extend(&planes[..count]);
+            predicted
+                .extend(planes.iter().zip(&planes[count..]).map(|(left, byte)| byte.wrapping_sub(*left)));
+        }
+        let floats = f32s(plain.clone());
+        let zstd = packed(vec![predicted.clone()]);
+        let zstd = Page { chunks: zstd, ..plain.clone() }.with(COMPRESSION, &[50_000]);
+        assert_eq!(f32s(zstd.with(PREDICTOR, &[3])), floats);
+        let deflate = Page { chunks: vec![deflated(&predicted)], ..plain }.with(COMPRESSION, &[8]);
+        assert_eq!(f32s(deflate.with(PREDICTOR, &[3])), floats);
     }
-    let floats = f32s(plain.clone());
-    let zstd = Page { chunks: packed(vec![predicted.clone()]), ..plain.clone() }.with(COMPRESSION, &[50_000]);
-    assert_eq!(f32s(zstd.with(PREDICTOR, &[3])), floats);
-    let deflate = Page { chunks: vec![deflated(&predicted)], ..plain }.with(COMPRESSION, &[8]);
-    assert_eq!(f32s(deflate.with(PREDICTOR, &[3])), floats);
 }
 
 fn deflated(bytes: &[u8]) -> Vec<u8> {
