@@ -22,15 +22,14 @@ struct Half {
     u16 bits;
 };
 
-// To the nearest, ties to even; beyond 65504 infinite.
+// To the nearest, ties to even; what is beyond 65504, the largest, becomes that.
 DEV Half half_of(float x) {
     u32 bits = (u32)vbits(x);
     const u32 sign = bits >> 16 & 0x8000;
     bits &= 0x7fffffff;
+    if (bits > 0x477fe000) bits = 0x477fe000;
     u32 half;
-    if (bits >= 0x47800000) {
-        half = bits > 0x7f800000 ? 0x7e00 : 0x7c00;
-    } else if (bits < 0x38800000) {
+    if (bits < 0x38800000) {
         // Next to 0.5 a float has the steps of the smallest halves: the sum rounds to them.
         half = (u32)vbits(vfloat_from_bits((int)bits) + 0.5f) - 0x3f000000;
     } else {

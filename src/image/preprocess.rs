@@ -52,7 +52,8 @@ pub enum Resize {
 }
 
 /// How a frame is turned into one item of a model's input: `(pixel × scale − mean) / std` for pixels from 0 to 255
-/// (16-bit samples are divided by 257, without rounding). Measured values take the place of `pixel × scale`.
+/// (16-bit samples are divided by 257, without rounding), and the largest that the input's type holds where that is more. Measured values
+/// take the place of `pixel × scale`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Preprocess {
     /// Width of the input in pixels.
@@ -202,7 +203,8 @@ impl Preprocess {
     /// Writes `frame` as one item into `out`, and says where in it the image lies.
     ///
     /// # Errors
-    /// [`InferError::BadRequest`] when the image must have the input's size and has another.
+    /// [`InferError::BadRequest`] when the image must have the input's size and has another, and for measured values that the input's
+    /// type does not hold. (Pixels become the largest number that it holds.)
     ///
     /// # Panics
     /// If `out` is not [`out_bytes`](Preprocess::out_bytes) long.
@@ -213,7 +215,26 @@ impl Preprocess {
         out: &mut [u8],
     ) -> Result<Placement, InferError> {
         assert_eq!(out.len(), self.out_bytes(), "bytes of one item");
-        self.write(frame, scratch, out, normalize::write)
+        let placement = self.write(frame, scratch, out, normalize::write)?;
+        match frame.samples {
+            Samples::F32(_) => self.held(&placement, out).map(|()| placement),
+            Samples::U8(_) | Samples::U16(_) => Ok(placement),
+        }
+    }
+
+    /// Checks that measured values became numbers.
+    fn held(&self, placement: &Placement, item: &[u8]) -> Result<(), InferError> {
+        let Some(at) = normalize::infinite(self, item) else { return Ok(()) };
+        let centre = |at: usize| at as f32 + 0.5;
+        let (x, y) = (at % self.width as usize, at / self.width as usize);
+        let (column, row) = placement.to_source(centre(x), centre(y));
+        Err(InferError::BadRequest(format!(
+            "a value, less mean and divided by std, is beyond what the model's input holds, which is {} (the first is at column {}, row {}, \
+             counted from 0)",
+            self.datatype.name(),
+            column.floor(),
+            row.floor()
+        )))
     }
 
     /// These settings for one channel of several, with its own mean and standard deviation.

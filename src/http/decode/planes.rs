@@ -1,6 +1,6 @@
 //! Files whose pages are the channels of one image, which are decoded one after another.
 
-use super::{SCRATCH, Staged, enough};
+use super::{SCRATCH, Staged, about, enough};
 use crate::{
     engine::Tensor,
     error::InferError,
@@ -68,7 +68,7 @@ pub(super) fn stage(
         let write = |out: &mut [u8]| {
             SCRATCH
                 .with_borrow_mut(|scratch| preprocess.apply(&frame, scratch, out))
-                .map_err(|error| bad(error.to_string()))
+                .map_err(|error| about(&format!("page {index} (they count from 0)"), error))
         };
         placement = Some(match preprocess.layout {
             Layout::Nchw => write(&mut out[index * of_plane..][..of_plane])?,
@@ -176,6 +176,11 @@ mod tests {
         let colour = told(tiff(&[page([3, 2], 1), page([3, 2], 3)])).await;
         assert!(colour.starts_with("page 1 (they count from 0) has 3 samples for each pixel"), "{colour}");
         assert!(staged(&two, tiff(&[page([3, 2], 1), page([3, 2], 1)]), 1 << 20).await.is_ok());
+        let half = model("resize = \"none\"", DataType::Fp16, &[-1, 2, -1, -1]);
+        let values = [[1, 2], [3, 70_000]].concat();
+        let file = npy("<i4", &[2, 1, 2], bytemuck::cast_slice::<i32, u8>(&values));
+        let beyond = staged(&half, file, 1 << 20).await.unwrap_err().to_string();
+        assert!(beyond.starts_with("page 1 (they count from 0): a value, less mean"), "{beyond}");
     }
 
     /// Black pages of these sizes and samples for each pixel.

@@ -85,13 +85,37 @@ pub(super) fn finish(to: &Preprocess, pixels: Pixels<'_>, items: usize, out: &mu
 fn numbers(to: &Preprocess, given: &PixelBlock<'_>, items: usize, out: &mut [u8], spare: &mut Vec<u32>) {
     match to.datatype {
         DataType::Fp32 => aligned(out, spare, |out: &mut [f32]| fill(to, given, items, out, |number| number)),
-        DataType::Fp16 => aligned(out, spare, |out: &mut [f16]| fill(to, given, items, out, f16::from_f32)),
+        DataType::Fp16 => aligned(out, spare, |out: &mut [f16]| match given.pixels {
+            // What becomes infinite is found afterwards: see `infinite`.
+            Pixels::F32(_) => fill(to, given, items, out, f16::from_f32),
+            Pixels::U8(_) | Pixels::U16(_) => {
+                let [low, high] = [f16::MIN, f16::MAX].map(f16::to_f32);
+                fill(to, given, items, out, |number| f16::from_f32(number.clamp(low, high)));
+            }
+        }),
         DataType::Uint8 => {
             let as_they_are = Preprocess { scale: 1.0, mean: [0.0; 3], std: [1.0; 3], ..to.clone() };
             // Conversion to an integer saturates.
             fill(&as_they_are, given, items, out, |number| number.round() as u8);
         }
     }
+}
+
+/// The first pixel of an item, counted row by row, with a number that is infinite or NaN; channels that lie one by one are searched so.
+pub(super) fn infinite(to: &Preprocess, item: &[u8]) -> Option<usize> {
+    let at = match to.datatype {
+        DataType::Fp32 => {
+            item.as_chunks().0.iter().position(|number| !f32::from_ne_bytes(*number).is_finite())
+        }
+        DataType::Fp16 => {
+            item.as_chunks().0.iter().position(|number| !f16::from_ne_bytes(*number).is_finite())
+        }
+        DataType::Uint8 => None,
+    }?;
+    Some(match to.layout {
+        Layout::Nchw => at % (to.width as usize * to.height as usize),
+        Layout::Nhwc => at / to.color.channels(),
+    })
 }
 
 /// Runs `work` on `out` as elements, in place where its alignment allows.

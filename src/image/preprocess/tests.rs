@@ -392,6 +392,53 @@ fn measured_values_are_what_pixels_are_after_the_scale() {
 }
 
 #[test]
+fn pixels_that_are_more_than_halves_hold_become_the_most_that_they_hold() {
+    let to = Preprocess {
+        scale: 257.0,
+        mean: [0.0, 40_000.0, 0.0],
+        std: [1.0, 1.0, -0.5],
+        datatype: DataType::Fp16,
+        ..plain(2, 1, Resize::Exact, Filter::Nearest)
+    };
+    let halves = |samples| {
+        let item = apply(&to, &frame(2, 1, 3, samples));
+        item.as_chunks::<2>().0.iter().map(|half| f16::from_ne_bytes(*half).to_f32()).collect::<Vec<_>>()
+    };
+    let expected = [65504.0, 25536.0, -65504.0, 0.0, -40000.0, 0.0];
+    assert_eq!(halves(Samples::U16(vec![65535, 65535, 65535, 0, 0, 0])), expected);
+    assert_eq!(halves(Samples::U8(vec![255, 255, 255, 0, 0, 0])), expected);
+}
+
+#[test]
+fn measured_values_that_the_input_does_not_hold_are_refused_with_their_place() {
+    let told = |to: &Preprocess, at: usize, value: f32| {
+        let mut values = vec![0.0; 4 * 3];
+        values[at] = value;
+        let mut out = vec![0; to.out_bytes()];
+        to.apply(&frame(4, 3, 1, Samples::F32(values)), &mut Scratch::default(), &mut out)
+            .map_err(|error| error.to_string())
+            .map(|_| ())
+    };
+    let single = Preprocess { color: Color::Gray, resize: Resize::Exact, ..Preprocess::new(4, 3) };
+    let half = Preprocess { datatype: DataType::Fp16, ..single.clone() };
+    assert_eq!((told(&half, 9, 65519.0), told(&single, 9, 70000.0)), (Ok(()), Ok(())));
+    let why = told(&half, 9, 70000.0).unwrap_err();
+    assert!(why.contains("which is FP16 (the first is at column 1, row 2, counted from 0)"), "{why}");
+    assert_eq!(told(&Preprocess { mean: [10_000.0; 3], ..half.clone() }, 9, 70000.0), Ok(()));
+    assert!(told(&Preprocess { std: [0.01; 3], ..half.clone() }, 9, -700.0).is_err());
+    let why = told(&Preprocess { std: [0.01; 3], ..single }, 9, 1e37).unwrap_err();
+    assert!(why.contains("which is FP32 (the first is at column 1, row 2,"), "{why}");
+    // In the pixels of the posted image, in either layout.
+    for layout in [Layout::Nchw, Layout::Nhwc] {
+        let rgb = Preprocess { color: Color::Rgb, layout, ..half.clone() };
+        assert!(told(&rgb, 6, 70000.0).unwrap_err().contains("column 2, row 1,"), "{layout:?}");
+        let (width, resize, filter) = (16, Resize::Letterbox, Filter::Nearest);
+        let larger = Preprocess { width, height: 16, resize, filter, ..rgb };
+        assert!(told(&larger, 6, 70000.0).unwrap_err().contains("column 2, row 1,"), "{layout:?}");
+    }
+}
+
+#[test]
 fn measured_values_have_an_opacity_from_0_to_1() {
     let to = Preprocess { background: [255, 0, 51], resize: Resize::Exact, ..Preprocess::new(1, 1) };
     for (samples, expected) in [

@@ -257,6 +257,8 @@ fn pixels_of_a_batch_become_the_numbers_that_the_host_makes_of_them() {
             color: *random.of(&[Color::Rgb, Color::Bgr, Color::Gray]),
             layout: *random.of(&[Layout::Nchw, Layout::Nhwc]),
             datatype: *random.of(&[DataType::Fp32, DataType::Fp16, DataType::Uint8]),
+            // Levels as counts are beyond what halves hold.
+            scale: *random.of(&[1.0 / 255.0, 257.0]),
             mean: [0.485, 0.456, 0.406],
             std: [0.229, 0.224, 0.225],
             resize: Resize::Exact,
