@@ -153,6 +153,14 @@ impl ImageInput {
         keys.into_iter().filter(|(_, unset)| *unset).map(|(key, _)| key).collect()
     }
 
+    /// A mean that is more than any pixel of 8 bits has after the scale, if there is one: only measured values, or 16 bits whose counts
+    /// nothing makes of levels, have such a mean.
+    pub(super) fn mean_beyond_pixels(&self) -> Option<f32> {
+        let brightest = (255.0 * self.preprocess.scale).max(0.0);
+        let of_planes = self.planes.iter().flatten().map(|[mean, _]| *mean);
+        self.preprocess.mean.into_iter().chain(of_planes).find(|mean| *mean > brightest)
+    }
+
     /// The preprocessing for an image of `width` × `height` pixels. An image whose size does not fit is refused when this is applied.
     pub fn preprocess_for(&self, width: u32, height: u32) -> Preprocess {
         let mut preprocess = self.preprocess.clone();

@@ -102,16 +102,8 @@ pub(super) fn resolve(
     let mut each = vec![preprocess.clone()];
     each.extend(planes.iter().flatten().map(|plane| preprocess.clone().of_channel(*plane)));
     each.iter().try_for_each(Preprocess::check).map_err(|mistake| format!("[input]: {mistake}"))?;
-    let brightest = 255.0 * preprocess.scale;
-    if let Some(mean) = each.iter().flat_map(|each| &each.mean).find(|mean| **mean > brightest) {
-        return Err(format!(
-            "input.mean holds {mean}, which is more than any pixel has with input.scale = {}: where mean and std are those of pixels \
-             from 0 to 255, set input.scale = 1",
-            preprocess.scale
-        ));
-    }
     let others = others.iter().map(other).collect::<Result<_, _>>()?;
-    Ok(ImageInput {
+    let image = ImageInput {
         pixels: match planes {
             None => PixelInput::new(&preprocess, axes.batch_axis, axes.channel_axis),
             Some(_) => None,
@@ -124,7 +116,16 @@ pub(super) fn resolve(
         batch_axis: axes.batch_axis,
         channel_axis: axes.channel_axis,
         others,
-    })
+    };
+    let scale = image.preprocess.scale;
+    match image.mean_beyond_pixels() {
+        // Levels have been scaled down, and the mean has not.
+        Some(mean) if scale < 1.0 => Err(format!(
+            "input.mean holds {mean}, which is more than any pixel has with input.scale = {scale}: where mean and std are those of \
+             measured values, which are not scaled, or of pixels from 0 to 255, set input.scale = 1"
+        )),
+        _ => Ok(image),
+    }
 }
 
 /// Whether an image could become one of the inputs, with further settings if need be.
@@ -191,7 +192,7 @@ impl Axes {
         let any = input.pages == Some(Pages::Channels);
         let told = match (is_image(a), is_image(c)) {
             _ if input.layout.is_some() => input.layout,
-            _ if any => planes::layout(a, c),
+            _ if any => named.or_else(|| planes::layout(a, c)),
             (true, false) => Some(Layout::Nchw),
             (false, true) => Some(Layout::Nhwc),
             (false, false) if a != Dim::Free && c != Dim::Free => return Err(wrong()),
@@ -871,7 +872,16 @@ mod tests {
         check("mean = [1, 2, 3]", fp32, &[-1, 1, 8, 8], "input.mean has 3 numbers");
         check("mean = 0.5", DataType::Uint8, &[-1, 3, 8, 8], "[input]: UINT8");
         check("mean = [123.675, 116.28, 103.53]", fp32, &[-1, 3, 8, 8], "from 0 to 255, set input.scale = 1");
-        assert!(run("[input]\nscale = 1\nmean = 127.5\nstd = 128", fp32, &[-1, 3, 8, 8]).is_ok());
+        check(
+            "mean = 1000",
+            fp32,
+            &[-1, 1, 8, 8],
+            "those of measured values, which are not scaled, or of pixels from 0",
+        );
+        for numbers in ["mean = 127.5\nstd = 128", "mean = 1000\nstd = 300"] {
+            let text = format!("[input]\nscale = 1\n{numbers}");
+            assert!(run(&text, fp32, &[-1, 3, 8, 8]).is_ok(), "{numbers}");
+        }
         check("size = 7", fp32, &[-1, 3, 8, 8], "input.size is 7, less than the input of 8 x 8");
         check(
             "resize = \"stretch\"\nsize = 7",

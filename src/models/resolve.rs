@@ -190,6 +190,15 @@ fn tell(source: &Source, signature: &Signature, task: &Task, image: Option<&Imag
             by_default,
             "a picture becomes its input by: {by}"
         );
+        if let Some(mean) = image.mean_beyond_pixels() {
+            tracing::warn!(
+                model = source.name,
+                version = source.version,
+                mean,
+                "input.mean is more than any pixel of 8 bits has with this input.scale: right for measured values alone; counts of 16-bit \
+                 pixels need scale = 257"
+            );
+        }
         if let Some(told) = unbatched(source, signature, image) {
             tracing::info!(model = source.name, version = source.version, "{told}");
         }
@@ -589,6 +598,11 @@ mod tests {
         let said = "task = \"embed\"\n[input]\nresize = \"stretch\"\ncolor = \"rgb\"\nmean = 0\nstd = 1";
         assert_eq!(chosen(said), ["scale"]);
         let own = "task = \"embed\"\n[input]\nresize = \"none\"\ncolor = \"bgr\"\nscale = 1\nmean = 127.5\nstd = 128";
+        let beyond = |numbers| {
+            let manifest = format!("task = \"embed\"\n[input]\nscale = 1\nmean = {numbers}");
+            resolve(&manifest, &[-1, 3, 8, 8], &[-1, 10]).unwrap().image.unwrap().mean_beyond_pixels()
+        };
+        assert_eq!([beyond("255"), beyond("[1, 2, 1000]")], [None, Some(1000.0)]);
         assert_eq!(
             told(own, &[-1, 3, 48, -1]),
             "input = { resize = \"none\", height = 48, color = \"bgr\", layout = \"nchw\", scale = 1, mean = [127.5, 127.5, 127.5], \

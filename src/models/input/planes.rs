@@ -51,17 +51,24 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
     use super::{super::resolve, *};
     use crate::{
-        engine::{DataType, onnx::outline::Outline},
+        engine::{
+            DataType,
+            onnx::{axes::testing::model, outline::Outline},
+        },
         models::{ImageInput, manifest::Manifest},
         tasks::testing::{signature, spec},
     };
 
     fn run(keys: &str, shape: &[i64]) -> Result<ImageInput, String> {
+        run_named(keys, shape, &Outline::default())
+    }
+
+    fn run_named(keys: &str, shape: &[i64], outline: &Outline) -> Result<ImageInput, String> {
         let text = format!("task = \"image\"\n[input]\nresize = \"none\"\npages = \"channels\"\n{keys}");
         let manifest = Manifest::parse(&text).map_err(|error| error.to_string())?;
         let mut signature = signature(&[("out", &[-1, 1, -1, -1])]);
         signature.inputs = vec![spec("x", DataType::Fp32, shape)];
-        resolve(&manifest.input.unwrap(), &manifest.task, &signature, &Outline::default())
+        resolve(&manifest.input.unwrap(), &manifest.task, &signature, outline)
     }
 
     #[test]
@@ -104,8 +111,25 @@ mod tests {
             "input.std has 3 numbers, the model's input has 2 channels",
         );
         check("mean = [0, 300]", &[-1, 2, -1, -1], "input.mean holds 300, which is more than any pixel has");
+        assert!(run("scale = 1\nmean = [0, 300]", &[-1, 2, -1, -1]).is_ok(), "measured values may have it");
         check("mean = []", &[-1, 2, -1, -1], "one number, or one for each channel");
         check("", &[-1, -1, 64, -1], "leaves it open: export it with that number");
         check("", &[-1, 64, 64, 64], "leaves open layout");
+    }
+
+    #[test]
+    fn an_open_axis_that_the_file_names_for_the_channels_is_not_taken_for_a_side() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.onnx");
+        for (shape, axes) in [
+            ([-1, -1, 64, 64], ["batch", "channels", "", ""]),
+            ([-1, 64, 64, -1], ["batch", "", "", "channels"]),
+        ] {
+            std::fs::write(&file, model("x", &axes)).unwrap();
+            let why = run_named("", &shape, &Outline::of(&file).unwrap()).map(|_| ()).unwrap_err();
+            assert!(why.contains("leaves it open: export it with that number"), "{why}");
+        }
+        // Without the name, these are as many channels as the image is wide.
+        assert_eq!(run("", &[-1, -1, 64, 64]).unwrap().item_shape(64, 9), [1, 9, 64, 64]);
     }
 }
