@@ -66,6 +66,20 @@ impl DecodeError {
     pub(super) fn unsupported(format: Format, what: impl ToString, instead: &'static str) -> DecodeError {
         DecodeError::Unsupported { format, what: what.to_string(), instead }
     }
+
+    /// With the number of the page that it is about, counted as in answers, if the file has several.
+    pub(super) fn of_page(self, several: bool, page: usize) -> DecodeError {
+        match self {
+            DecodeError::Corrupt { format, reason } if several => {
+                DecodeError::Corrupt { format, reason: format!("page {page} (they count from 0): {reason}") }
+            }
+            DecodeError::Unsupported { format, what, instead } if several => {
+                let what = format!("{what} in page {page} (they count from 0)");
+                DecodeError::Unsupported { format, what, instead }
+            }
+            other => other,
+        }
+    }
 }
 
 impl From<DecodeError> for InferError {

@@ -10,6 +10,8 @@ use std::borrow::Cow;
 
 /// What the caller can do instead about an array that is not read.
 const INSTEAD: &str = "give it the axes (h, w), (h, w, c) or (n, h, w, c) and integers or floats of up to 8 bytes, or send it as a tensor to /v2/models/{model}/infer";
+/// The same where pages are channels.
+const INSTEAD_OF_CHANNELS: &str = "give it the axes (c, h, w) and integers or floats of up to 8 bytes, or send it as a tensor to /v2/models/{model}/infer";
 
 fn corrupt(error: impl ToString) -> DecodeError {
     DecodeError::corrupt(Format::Npy, error)
@@ -44,13 +46,17 @@ impl Images<'_> {
     fn open<'a>(file: &'a [u8], limits: &Limits, first: Pages) -> Result<Images<'a>, DecodeError> {
         let (npy::Header { sample, order, shape, fortran_order }, data) =
             npy::parts(file).map_err(corrupt)?;
-        let unsupported = |what: String| DecodeError::unsupported(Format::Npy, what, INSTEAD);
+        let instead = match first {
+            Pages::Pictures => INSTEAD,
+            Pages::Channels => INSTEAD_OF_CHANNELS,
+        };
+        let unsupported = |what: String| DecodeError::unsupported(Format::Npy, what, instead);
         let sample = sample.map_err(unsupported)?;
         let wrong = |what: &str| unsupported(format!("the shape {shape:?}{what}"));
         let (count, [height, width], channels, is_planes) = match shape[..] {
             [height, width] => (1, [height, width], 1, false),
             [count, height, width] if first == Pages::Channels => (count, [height, width], 1, false),
-            _ if first == Pages::Channels => return Err(wrong(", of which the axes are (c, h, w),")),
+            _ if first == Pages::Channels => return Err(wrong("")),
             [height, width, channels @ 1..=4] => (1, [height, width], channels, false),
             [channels @ (1 | 3), height, width] => (1, [height, width], channels, true),
             [count, height, width, channels @ 1..=4] => (count, [height, width], channels, false),
@@ -139,7 +145,9 @@ impl Images<'_> {
                 let mut values = vec![0.0; stored.len() / sample.bytes()];
                 sample.to_f32(&stored, &mut values);
                 drop(stored);
-                return Frame::measured(Format::Npy, Orientation::UPRIGHT, self.size, self.channels, values);
+                let frame =
+                    Frame::measured(Format::Npy, Orientation::UPRIGHT, self.size, self.channels, values);
+                return frame.map_err(|error| error.of_page(self.count > 1, image));
             }
         };
         Ok(Frame::upright(Orientation::UPRIGHT, self.size, self.channels, samples))
@@ -284,14 +292,23 @@ mod tests {
         values[7] = 1e39;
         let told = refused(&values, "(1, 12)");
         assert!(told.contains("infinite in single precision (the first is at column 7, row 0,"), "{told}");
+        // Of several images, or channels of one, also which.
+        let told = refused(&values, "(2, 2, 3, 1)");
+        assert!(told.contains("column 1, row 0, counted from 0) in page 1 (they count from 0)"), "{told}");
+        let array = npy("<f8", "(2, 2, 3)", bytemuck::cast_slice(&values));
+        let channels = crate::image::open_pages(array, &LIMITS, Pages::Channels).unwrap();
+        assert!(channels.frame(0, &whole).is_ok());
+        let told = channels.frame(1, &whole).unwrap_err().to_string();
+        assert!(told.contains("column 1, row 0, counted from 0) in page 1 (they count from 0)"), "{told}");
     }
 
     #[test]
     fn other_arrays_are_refused_with_what_to_do() {
+        let refused = |descr: &str, shape: &str, bytes: usize, pages| {
+            header(&npy(descr, shape, &vec![0; bytes]), &LIMITS, pages).unwrap_err().to_string()
+        };
         let check = |descr: &str, shape: &str, bytes: usize, told: &str| {
-            let error = header(&npy(descr, shape, &vec![0; bytes]), &LIMITS, Pages::Pictures)
-                .unwrap_err()
-                .to_string();
+            let error = refused(descr, shape, bytes, Pages::Pictures);
             assert!(error.contains(told), "{error}");
         };
         check("<c8", "(1, 2)", 16, "dtype \"<c8\" is not supported; give it the axes");
@@ -305,5 +322,15 @@ mod tests {
         check("|b1", "(1, 2)", 2, "dtype \"|b1\"");
         check("|u1", "(100000, 1)", 100_000, "image_side_max");
         check("|u1", "(1000, 1, 1, 1)", 1000, "image_frames_max");
+        // Where pages are channels, other axes are asked for.
+        for (descr, shape, what) in
+            [("|u1", "(1, 5, 2, 2)", "the shape [1, 5, 2, 2]"), ("|b1", "(5, 2, 2)", "dtype \"|b1\"")]
+        {
+            let error = refused(descr, shape, 20, Pages::Channels);
+            assert!(
+                error.contains(&format!("{what} is not supported; give it the axes (c, h, w) and")),
+                "{error}"
+            );
+        }
     }
 }

@@ -31,7 +31,7 @@ use tiff::{
     decoder::{Decoder, DecodingSampleType, ifd::Entry},
     tags::Tag,
 };
-use words::{corrupt, from_tiff, of_page, unsupported};
+use words::{corrupt, from_tiff, unsupported, unsupported_channels};
 use zstd::{COMPRESSION_ZSTD, Packed};
 
 /// How many bytes the values of one tag may take: enough for 262,144 strips or tiles.
@@ -87,7 +87,7 @@ pub(super) fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> 
         let page = reached.and_then(|()| page(bytes, decoder, limits, &mut found));
         found.check(bytes.len())?;
         let several = index > 0 || decoder.more_images();
-        match page.map_err(|error| of_page(several, pages.len(), error)) {
+        match page.map_err(|error| error.of_page(several, pages.len())) {
             Err(error) if !several || matches!(error, DecodeError::TooLarge { .. }) => return Err(error),
             page => pages.push(page),
         }
@@ -183,7 +183,7 @@ const PALETTE: u16 = 3;
 /// are read later.
 fn kind(photometric: u16, count: u16, bits: u8, extra: Option<u16>) -> Result<Kind, DecodeError> {
     if count > SAMPLES_MAX {
-        return Err(unsupported(format!("{count} samples per pixel")));
+        return Err(unsupported_channels(format!("{count} samples per pixel")));
     }
     let alpha = matches!(extra, Some(1 | 2));
     match (photometric, count, bits) {
@@ -200,7 +200,10 @@ fn kind(photometric: u16, count: u16, bits: u8, extra: Option<u16>) -> Result<Ki
         (0 | 1, 1, _) | (2, 3 | 4, _) | (PALETTE, 1, _) | (5, 4, _) | (6, 3, _) => {
             Err(unsupported(format!("{bits} bits per sample")))
         }
-        _ => Err(unsupported(format!("{count} samples per pixel under colour interpretation {photometric}"))),
+        _ => {
+            let what = format!("{count} samples per pixel under colour interpretation {photometric}");
+            Err(if photometric < 2 || count > 4 { unsupported_channels(what) } else { unsupported(what) })
+        }
     }
 }
 
@@ -312,14 +315,14 @@ impl Pages {
         let page = self.pages[number].as_ref().map_err(DecodeError::clone)?;
         let raw = self.at(bytes, page).and_then(|mut decoder| read(&mut decoder, page));
         let several = self.pages.len() > 1;
-        let raw = raw.map_err(|error| of_page(several, number, error))?;
+        let raw = raw.map_err(|error| error.of_page(several, number))?;
         let (size, channels) = ((page.width, page.height), page.kind.channels());
         match page.measured {
             None => Ok(Frame::upright(page.orientation, size, channels, page.convert(raw))),
             Some(measured) => {
                 let values = page.values(measured, raw);
                 let frame = Frame::measured(Format::Tiff, page.orientation, size, channels, values);
-                frame.map_err(|error| of_page(several, number, error))
+                frame.map_err(|error| error.of_page(several, number))
             }
         }
     }

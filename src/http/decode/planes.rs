@@ -164,7 +164,10 @@ mod tests {
         let one = told(npy("|u1", &[2, 2], &[0; 4])).await;
         assert!(one.starts_with("the number of pages is 1, but the model takes 2"), "{one}");
         let axes = told(npy("|u1", &[1, 2, 2, 2], &[0; 8])).await;
-        assert!(axes.contains("of which the axes are (c, h, w),"), "{axes}");
+        assert!(
+            axes.contains("the shape [1, 2, 2, 2] is not supported; give it the axes (c, h, w) and"),
+            "{axes}"
+        );
         // Gray, gray and in colour, and of two sizes.
         let page = |size: [u16; 2], samples: u16| (size, samples);
         let sizes = told(tiff(&[page([3, 2], 1), page([2, 3], 1)])).await;

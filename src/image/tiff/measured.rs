@@ -1,6 +1,10 @@
 //! Samples that are measured values rather than parts of white: floating-point, signed, and of 32 and 64 bits.
 
-use super::{Kind, Page, chunks::COMPRESSION_JPEG, words::unsupported};
+use super::{
+    Kind, Page,
+    chunks::COMPRESSION_JPEG,
+    words::{unsupported_channels, unsupported_compression, unsupported_values},
+};
 use crate::image::{DecodeError, Samples, stack::SampleType};
 use tiff::decoder::DecodingSampleType as Decoded;
 
@@ -33,9 +37,9 @@ impl Measured {
         match (found, format) {
             (Some(&(_, _, stored, decoded)), _) => Ok(Some(Measured { stored, decoded })),
             (None, 1 | 4) => Ok(None),
-            (None, 2) => Err(unsupported(format!("signed samples of {bits} bits"))),
-            (None, 3) => Err(unsupported(format!("floating-point samples of {bits} bits"))),
-            (None, other) => Err(unsupported(format!("sample format {other}"))),
+            (None, 2) => Err(unsupported_values(format!("signed samples of {bits} bits"))),
+            (None, 3) => Err(unsupported_values(format!("floating-point samples of {bits} bits"))),
+            (None, other) => Err(unsupported_values(format!("sample format {other}"))),
         }
     }
 
@@ -44,14 +48,20 @@ impl Measured {
         let name = self.stored.name();
         match (photometric, count) {
             _ if compression == COMPRESSION_JPEG => {
-                Err(unsupported(format!("{name} samples in JPEG streams")))
+                Err(unsupported_compression(format!("{name} samples in JPEG streams")))
             }
             (1, 1) => Ok(Kind::Gray),
             (2, 3) => Ok(Kind::Rgb),
-            (0, 1) => Err(unsupported(format!("{name} samples of which 0 is white"))),
-            _ => Err(unsupported(format!(
-                "{count} {name} samples per pixel under colour interpretation {photometric}"
-            ))),
+            (0, 1) => Err(unsupported_values(format!("{name} samples of which 0 is white"))),
+            _ => {
+                let what =
+                    format!("{count} {name} samples per pixel under colour interpretation {photometric}");
+                Err(if photometric < 2 || count > 4 {
+                    unsupported_channels(what)
+                } else {
+                    unsupported_values(what)
+                })
+            }
         }
     }
 }

@@ -12,14 +12,28 @@ pub(super) fn unsupported(what: impl ToString) -> DecodeError {
     DecodeError::unsupported(Format::Tiff, what, "post it as grey or RGB with 8 or 16 bits per sample")
 }
 
+/// Of strips or tiles packed in another way than the others are.
+pub(super) fn unsupported_compression(what: impl ToString) -> DecodeError {
+    DecodeError::unsupported(Format::Tiff, what, "compress it with Deflate, LZW or Zstandard, or not at all")
+}
+
+/// Of measured values, which 8 or 16 bits would not hold.
+pub(super) fn unsupported_values(what: impl ToString) -> DecodeError {
+    let instead = "post it as grey or RGB without alpha, of floats of 16, 32 or 64 bits";
+    DecodeError::unsupported(Format::Tiff, what, instead)
+}
+
+/// Of more samples than a colour has.
+pub(super) fn unsupported_channels(what: impl ToString) -> DecodeError {
+    let instead =
+        "post it with a page for each channel, to a model with pages = \"channels\"; or as grey or RGB";
+    DecodeError::unsupported(Format::Tiff, what, instead)
+}
+
 pub(super) fn from_tiff(error: TiffError) -> DecodeError {
     match error {
         TiffError::UnsupportedError(TiffUnsupportedError::UnsupportedCompressionMethod(method)) => {
-            DecodeError::unsupported(
-                Format::Tiff,
-                compression_name(method),
-                "compress it with Deflate, LZW or Zstandard, or not at all",
-            )
+            unsupported_compression(compression_name(method))
         }
         TiffError::UnsupportedError(kind) => {
             // The decoder's message already says that this is not supported.
@@ -29,20 +43,6 @@ pub(super) fn from_tiff(error: TiffError) -> DecodeError {
         }
         TiffError::LimitsExceeded => corrupt("a tag has more values than any image needs"),
         other => corrupt(other),
-    }
-}
-
-/// Adds the number of the page to an error, counted as in answers, if the file has several pages.
-pub(super) fn of_page(several: bool, page: usize, error: DecodeError) -> DecodeError {
-    match error {
-        DecodeError::Corrupt { format, reason } if several => {
-            DecodeError::Corrupt { format, reason: format!("page {page} (they count from 0): {reason}") }
-        }
-        DecodeError::Unsupported { format, what, instead } if several => {
-            let what = format!("{what} in page {page} (they count from 0)");
-            DecodeError::Unsupported { format, what, instead }
-        }
-        other => other,
     }
 }
 

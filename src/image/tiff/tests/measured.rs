@@ -122,10 +122,22 @@ fn measured_values_of_other_kinds_are_named() {
     };
     let float = || page(KINDS[7], &[0], SIZE);
     check(float().with(PHOTOMETRIC, &[0]), "f32 samples of which 0 is white");
-    check(float().with(COMPRESSION, &[7]), "f32 samples in JPEG streams");
+    check(
+        float().with(COMPRESSION, &[7]),
+        "f32 samples in JPEG streams is not supported; compress it with Deflate",
+    );
     check(float().with(258, &[24]), "floating-point samples of 24 bits");
     check(float().with(SAMPLE_FORMAT, &[6]), "sample format 6");
-    check(page(KINDS[3], &[0, 1, 2, 3], SIZE).with(PHOTOMETRIC, &[2]), "4 i16 samples per pixel");
+    let four = page(KINDS[3], &[0, 1, 2, 3], SIZE).with(PHOTOMETRIC, &[2]);
+    let values = "post it as grey or RGB without alpha, of floats of 16, 32 or 64 bits";
+    check(four.clone(), "4 i16 samples per pixel");
+    for page in [four, float().with(258, &[24]), float().with(PHOTOMETRIC, &[0])] {
+        check(page, values);
+    }
+    let channels = "post it with a page for each channel, to a model with pages = \"channels\"";
+    check(page(KINDS[7], &[0, 1], SIZE), channels);
+    check(page(KINDS[7], &[0, 1, 2, 3, 4], SIZE).with(PHOTOMETRIC, &[2]), channels);
+    check(page(KINDS[7], &[0, 1, 2, 3, 4], SIZE).with(SAMPLE_FORMAT, &[1]).with(258, &[16]), channels);
 }
 
 /// Against the reader of stacks, which is another decoder.
