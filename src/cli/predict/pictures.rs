@@ -64,6 +64,17 @@ impl Picture {
         }
     }
 
+    /// What is wrong with a query that asks for another form of masks.
+    fn contradiction(self, set: &[(String, String)]) -> Option<String> {
+        let asks = set.iter().any(|(key, value)| (&**key, &**value) == ("mask", "rle"));
+        asks.then(|| {
+            format!(
+                "--set mask=rle is a form within JSON, and {} is another form of a mask: leave out one of the two",
+                self.extension()
+            )
+        })
+    }
+
     fn media(self) -> &'static str {
         match self {
             Picture::Png => "image/png",
@@ -81,8 +92,7 @@ impl Streams<'_> {
         picture: Picture,
         wanted: &Wanted,
     ) -> Exit {
-        if wanted.set.iter().any(|(key, value)| (&**key, &**value) == ("mask", "rle")) {
-            let told = "--set mask=rle is a form within JSON, and png is another form of a mask: leave out one of the two";
+        if let Some(told) = picture.contradiction(&wanted.set) {
             return self.complain(&told, Exit::Usage);
         }
         let files = match into(&found, picture, wanted) {
@@ -186,5 +196,10 @@ mod tests {
         }
         assert_eq!(of("segment", Some("tiff"), None), Ok(Some(Picture::Tiff)));
         assert!(of("classify", Some("tiff"), None).is_err_and(|told| told.contains("no pictures")));
+        let runs = [("mask".to_owned(), "rle".to_owned())];
+        for (picture, name) in [(Picture::Png, "and png is"), (Picture::Tiff, "and tiff is")] {
+            assert!(picture.contradiction(&runs).is_some_and(|told| told.contains(name)), "{name}");
+            assert_eq!(picture.contradiction(&[]), None);
+        }
     }
 }
