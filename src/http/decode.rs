@@ -372,7 +372,7 @@ fn bytes_of(header: &Header, input: &ImageInput) -> u64 {
     let staged = input.form(usize::from(header.bits / 8_u8), header.width, header.height).bytes;
     let decoded = match &input.planes {
         None => header.decoded_bytes_for(&enough(input)),
-        Some(_) => header.decoding_bytes(1, &enough(input)) + planes::work_bytes(input, staged),
+        Some(_) => header.decoding_bytes(1, &enough(input)) + planes::work_bytes(header, input, staged),
     };
     decoded + staged as u64
 }

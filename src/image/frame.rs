@@ -59,7 +59,8 @@ pub struct Frame {
     pub width: u32,
     /// Height in pixels.
     pub height: u32,
-    /// 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha. Alpha is not premultiplied.
+    /// 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha. Alpha is not premultiplied. Of a file whose [pages](super::Pages) are channels,
+    /// any number without a meaning.
     pub channels: u8,
     /// `width × height × channels` samples.
     pub samples: Samples,
@@ -94,7 +95,21 @@ impl Frame {
         }
     }
 
-    /// The same for measured values.
+    /// One of its channels, as a grey frame.
+    pub fn channel(&self, index: usize) -> Frame {
+        fn of<T: Copy>(samples: &[T], index: usize, channels: u8) -> Vec<T> {
+            samples.iter().skip(index).step_by(usize::from(channels)).copied().collect()
+        }
+        let samples = match &self.samples {
+            Samples::U8(samples) => Samples::U8(of(samples, index, self.channels)),
+            Samples::U16(samples) => Samples::U16(of(samples, index, self.channels)),
+            Samples::F32(samples) => Samples::F32(of(samples, index, self.channels)),
+        };
+        let &Frame { width, height, source, covered, .. } = self;
+        Frame { width, height, channels: 1, samples, source, covered }
+    }
+
+    /// As [`Frame::upright`], of measured values.
     ///
     /// # Errors
     /// One that is no finite number.

@@ -238,7 +238,7 @@ pub fn header(bytes: &[u8], limits: &Limits) -> Result<Header, DecodeError> {
 pub enum Pages {
     /// Pictures of their own. Of three axes, one is that of the channels.
     Pictures,
-    /// The channels of one picture, in order.
+    /// The channels of one picture, in order. Of an only page of a TIFF, so may the samples of each pixel be.
     Channels,
 }
 
@@ -292,7 +292,7 @@ fn open_as<B: AsRef<[u8]>>(
         Format::Jpeg2000 => jpeg2000::header(file, limits),
         Format::Pnm => pnm::header(file, limits),
         Format::Npy => npy::header(file, limits, first),
-        Format::Tiff => pages.insert(tiff::walk(file, limits)?).header(),
+        Format::Tiff => pages.insert(tiff::walk(file, limits, first)?).header(),
     }?;
     Ok(Image { bytes, limits: *limits, header, first, pages })
 }

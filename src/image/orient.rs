@@ -74,7 +74,20 @@ impl Orientation {
             1 => self.turn_pixels::<T, 1>(stored, width, height),
             2 => self.turn_pixels::<T, 2>(stored, width, height),
             3 => self.turn_pixels::<T, 3>(stored, width, height),
-            _ => self.turn_pixels::<T, 4>(stored, width, height),
+            4 => self.turn_pixels::<T, 4>(stored, width, height),
+            more => {
+                let mut seen = vec![T::default(); stored.len()];
+                for channel in 0..usize::from(more) {
+                    let of = |samples: &[T]| {
+                        samples.iter().skip(channel).step_by(usize::from(more)).copied().collect()
+                    };
+                    let plane: Vec<T> = of(stored);
+                    let turned = self.turn_pixels::<T, 1>(&plane, width, height);
+                    let places = seen.iter_mut().skip(channel).step_by(usize::from(more));
+                    places.zip(turned).for_each(|(place, sample)| *place = sample);
+                }
+                seen
+            }
         }
     }
 
@@ -171,7 +184,7 @@ mod tests {
     #[test]
     fn each_number_turns_pixels_as_exif_defines_it() {
         for (seen, number) in SEEN {
-            for channels in 1..=4u8 {
+            for channels in 1..=6u8 {
                 let wide = |text: &str| -> Vec<u8> {
                     text.bytes().flat_map(|b| (0..channels).map(move |c| b + 20 * c)).collect()
                 };

@@ -22,8 +22,10 @@ mod zstd;
 #[cfg(test)]
 pub(super) mod tests;
 
-use super::{DecodeError, Format, Frame, Header, Later, Limits, Orientation, stack::planes_of};
-use chunks::{Chunks, Found};
+use super::{
+    self as image, DecodeError, Format, Frame, Header, Later, Limits, Orientation, stack::planes_of,
+};
+use chunks::{COMPRESSION_JPEG, Chunks, Found};
 use measured::Measured;
 use samples::{Kind, Page};
 use source::{Changes, ReadBudget, Source};
@@ -77,14 +79,14 @@ fn open<'a>(source: Source<'a>, bytes: &[u8]) -> Result<Decoder<Source<'a>>, Dec
 }
 
 /// Walks the directories. If there are several pages, an error in one concerns that page alone; exceeding a limit fails the whole file.
-pub(super) fn walk(bytes: &[u8], limits: &Limits) -> Result<Pages, DecodeError> {
+pub(super) fn walk(bytes: &[u8], limits: &Limits, are: image::Pages) -> Result<Pages, DecodeError> {
     let (unchanged, budget) = (Changes::default(), ReadBudget::of_walk(bytes));
     let mut decoder = open(Source::new(bytes, &unchanged, &budget), bytes)?;
     let mut pages = Vec::new();
     let mut found = Found::default();
     let mut take = |decoder: &mut Decoder<Source<'_>>, index: usize, reached: Result<(), DecodeError>| {
         limits.check_frames(pages.len() + 1)?;
-        let page = reached.and_then(|()| page(bytes, decoder, limits, &mut found));
+        let page = reached.and_then(|()| page(bytes, decoder, limits, are, &mut found));
         found.check(bytes.len())?;
         let several = index > 0 || decoder.more_images();
         match page.map_err(|error| error.of_page(several, pages.len())) {
@@ -222,6 +224,7 @@ fn page(
     bytes: &[u8],
     decoder: &mut Decoder<Source<'_>>,
     limits: &Limits,
+    are: image::Pages,
     found: &mut Found,
 ) -> Result<Page, DecodeError> {
     let (width, height) = decoder.dimensions().map_err(from_tiff)?;
@@ -240,9 +243,13 @@ fn page(
     // Its lookup tables say how measured values are shown; the values count.
     let photometric = if has_palette && found.of_image_j { 1 } else { photometric };
     let compression: u16 = find(decoder, Tag::Compression)?.unwrap_or(1);
-    let mut kind = match measured {
-        Some(measured) => measured.kind(photometric, count, compression)?,
-        None => kind(photometric, count, bits, extra)?,
+    let is_plain = matches!(photometric, 1 | 2)
+        && (measured.is_some() || matches!(bits, 8 | 16))
+        && compression != COMPRESSION_JPEG;
+    let mut kind = match (measured, u8::try_from(count)) {
+        (_, Ok(count @ 2..)) if is_plain && are == image::Pages::Channels => Kind::Channels(count),
+        (Some(measured), _) => measured.kind(photometric, count, compression)?,
+        (None, _) => kind(photometric, count, bits, extra)?,
     };
     if let Kind::Palette(map) = &mut kind {
         *map = palette(decoder, bits)?;
@@ -278,7 +285,7 @@ fn page(
         let replaced = found.changes.replace(bytes, directory, tag, value);
         replaced.ok_or_else(|| corrupt("its directory cannot be read twice"))
     };
-    if has_palette || count > page.kind.samples() {
+    if has_palette || count > page.kind.samples() || matches!(page.kind, Kind::Channels(_)) {
         replace(Tag::PhotometricInterpretation, BLACK_IS_ZERO)?;
     }
     if page.told() != (width, height) {

@@ -233,6 +233,9 @@ def test_pages_are_the_channels_of_one_picture(many, kind):
     hyperstack = {"imagej": True, "metadata": {"axes": "CYX"}}
     files = [npy(planes), pages(planes, metadata=None), pages(planes, ome=True, metadata={"axes": "CYX"})]
     files += [pages(planes.astype(kind), **hyperstack)] if kind in ("<u2", "<f4") else []
+    # An only page with five samples for each pixel.
+    files += [pages(np.moveaxis(planes, 0, -1), planarconfig="contig", metadata=None)]
+    files += [pages(planes, planarconfig="separate", metadata=None)]
     for name in ("first", "last"):
         want = of_channels(folder, name, planes)
         for data in files:

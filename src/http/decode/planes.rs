@@ -1,10 +1,10 @@
-//! Files whose pages are the channels of one image, which are decoded one after another.
+//! Files whose pages are the channels of one image, which are decoded one after another; of an only page, the samples of each pixel are.
 
 use super::{SCRATCH, Staged, about, enough};
 use crate::{
     engine::Tensor,
     error::InferError,
-    image::{Image, Layout},
+    image::{Header, Image, Layout},
     models::{Form, ImageInput},
 };
 use bytes::Bytes;
@@ -13,24 +13,38 @@ fn bad(what: String) -> InferError {
     InferError::BadRequest(what)
 }
 
-/// Checks that there is a page for each channel.
+/// Whether the samples of each pixel are the channels.
+fn is_one_page(header: &Header) -> bool {
+    header.is_single() && header.channels > 1
+}
+
+/// Checks that there is a page for each channel, or a sample of the only page.
 ///
 /// # Errors
 /// 400 with both numbers.
 pub(super) fn check_count(image: &Image<Bytes>, channels: usize) -> Result<(), InferError> {
-    match image.frame_count() {
-        pages if pages == channels => Ok(()),
-        pages => Err(bad(format!(
-            "the number of pages is {pages}, but the model takes {channels}: each is a channel (of an array, the first of the axes c, h, w)"
+    let (what, count) = match is_one_page(image.header()) {
+        true => ("samples for each pixel of its only page", usize::from(image.header().channels)),
+        false => ("pages", image.frame_count()),
+    };
+    match count {
+        count if count == channels => Ok(()),
+        count => Err(bad(format!(
+            "the number of {what} is {count}, but the model takes {channels}: each is a channel (of an array, the first of the axes c, h, w)"
         ))),
     }
 }
 
-/// Bytes of a channel by itself, where the channels of each pixel lie side by side; `staged` are those of all.
-pub(super) fn work_bytes(input: &ImageInput, staged: usize) -> u64 {
+/// Bytes of a channel by itself, as it was decoded and as it is staged, where the channels of each pixel lie side by side; `staged` are
+/// those of all.
+pub(super) fn work_bytes(header: &Header, input: &ImageInput, staged: usize) -> u64 {
+    let decoded = match is_one_page(header) {
+        true => u64::from(header.width) * u64::from(header.height) * u64::from(header.bits / 8),
+        false => 0,
+    };
     match (input.preprocess.layout, &input.planes) {
-        (Layout::Nhwc, Some(planes)) => (staged / planes.len()) as u64,
-        _ => 0,
+        (Layout::Nhwc, Some(planes)) => decoded + (staged / planes.len()) as u64,
+        _ => decoded,
     }
 }
 
@@ -46,8 +60,12 @@ pub(super) fn stage(
     let mut staged: Option<(Vec<u8>, (u32, u32))> = None;
     let mut placement = None;
     let mut plane = Vec::new();
+    let only = is_one_page(image.header()).then(|| image.frame(0, &enough(input))).transpose()?;
     for (index, numbers) in planes.iter().enumerate() {
-        let frame = image.frame(index, &enough(input))?;
+        let frame = match &only {
+            Some(frame) => frame.channel(index),
+            None => image.frame(index, &enough(input))?,
+        };
         if frame.channels != 1 {
             return Err(bad(format!(
                 "page {index} (they count from 0) has {} samples for each pixel, but as a channel of an image it has one",
@@ -199,6 +217,36 @@ mod tests {
             .unwrap();
         }
         file.into_inner().into()
+    }
+
+    #[tokio::test]
+    async fn the_samples_of_an_only_page_are_channels() {
+        let keys = "resize = \"none\"\nscale = 1\nmean = [1, 2, 3]";
+        let pixels: Vec<u8> = (0..3 * 64).collect();
+        let mut file = std::io::Cursor::new(Vec::new());
+        let mut encoder = tiff::encoder::TiffEncoder::new(&mut file).unwrap();
+        encoder.write_image::<tiff::encoder::colortype::RGB8>(8, 8, &pixels).unwrap();
+        let file = Bytes::from(file.into_inner());
+        // The page as it is stored and as it is read, a channel of it, and the whole input; channels that lie side by side also one by one.
+        for (shape, needed) in
+            [([-1, 3, -1, -1], 2 * 192 + 64 + 768), ([-1, -1, -1, 3], 2 * 192 + 64 + 768 + 256)]
+        {
+            let model = model(keys, DataType::Fp32, &shape);
+            let all = staged(&model, file.clone(), needed).await.unwrap();
+            let pixel_of = |at: usize| if shape[1] == 3 { (at % 64, at / 64) } else { (at / 3, at % 3) };
+            let expected: Vec<f32> = (0..192)
+                .map(pixel_of)
+                .map(|(pixel, channel)| f32::from(pixels[3 * pixel + channel]) - (channel + 1) as f32)
+                .collect();
+            assert_eq!(all.to_f32().unwrap(), expected);
+            let refused = staged(&model, file.clone(), needed - 1).await.unwrap_err();
+            assert!(matches!(refused, InferError::TooLarge { got, .. } if got == needed), "{refused}");
+        }
+        let other =
+            staged(&model("resize = \"none\"", DataType::Fp32, &[-1, 5, -1, -1]), file, 1 << 20).await;
+        let told = other.unwrap_err().to_string();
+        let expected = "the number of samples for each pixel of its only page is 3, but the model takes 5";
+        assert!(told.starts_with(expected), "{told}");
     }
 
     #[tokio::test]

@@ -23,6 +23,8 @@ pub(super) enum Kind {
     Cmyk,
     /// Full-range BT.601, as in JPEG.
     YCbCr,
+    /// As many samples, each a channel by itself, whatever the file says that they mean.
+    Channels(u8),
 }
 
 impl Kind {
@@ -33,6 +35,7 @@ impl Kind {
             Kind::GrayAlpha => 2,
             Kind::Rgb | Kind::Palette(_) | Kind::Cmyk | Kind::YCbCr => 3,
             Kind::Rgba => 4,
+            Kind::Channels(count) => *count,
         }
     }
 

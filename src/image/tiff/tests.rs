@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use super::super::{
-    DecodeError, Frame, Limits, Samples,
+    DecodeError, Frame, Limits, Pages, Samples,
     corpus::{HEIGHT, WIDTH, jpeg, raw_tiff, whole},
-    decode, header, open,
+    decode, header, open, open_pages,
 };
 use turbojpeg::PixelFormat;
 
@@ -439,6 +439,35 @@ fn samples_that_are_left_out_are_predicted_from_as_well() {
     let page = page.with(COMPRESSION, &[8]).with(PREDICTOR, &[2]);
     assert_eq!(u8s(page.clone().with(EXTRA, &[0, 0])), (3, picture(SIZE, &[0, 1, 2])));
     assert_eq!(u8s(page.with(EXTRA, &[2, 0])), (4, picture(SIZE, &[0, 1, 2, 3])));
+}
+
+#[test]
+fn the_samples_of_a_page_are_channels_where_pages_are() {
+    let channels = |page: &Page| {
+        let image = open_pages(file(std::slice::from_ref(page)), &LIMITS, Pages::Channels).unwrap();
+        let frame = image.frame(0, &whole).unwrap();
+        assert_eq!(image.header().channels, frame.channels);
+        (0..frame.channels).map(|channel| frame.channel(channel.into()).samples).collect::<Vec<_>>()
+    };
+    for (count, photometric) in [(2, 1), (3, 1), (3, 2), (4, 2), (5, 1), (5, 2), (13, 1), (255, 1)] {
+        let all: Vec<u32> = (0..count).collect();
+        let expected: Vec<Samples> =
+            all.iter().map(|channel| Samples::U8(picture(SIZE, &[*channel]))).collect();
+        let new = |chunks| Page::new(SIZE, 8, count, chunks).with(PHOTOMETRIC, &[photometric]);
+        let page = new(vec![picture(SIZE, &all)]);
+        let planes = new(planes_in_tiles(SIZE, count, [16, 16])).with(PLANAR, &[2]);
+        let tiles = new(in_tiles(SIZE, &all, [16, 16]));
+        let zstd = zstd::packed(page.chunks.clone());
+        let zstd = Page { chunks: zstd, ..page.clone() }.with(COMPRESSION, &[50_000]);
+        let with_alpha = page.clone().with(EXTRA, &[1]);
+        let tiled = |page: Page| page.with(TILE[0], &[16]).with(TILE[1], &[16]);
+        for page in [page, tiled(planes), tiled(tiles), zstd, with_alpha] {
+            assert!(channels(&page) == expected, "{count} samples, {photometric}: {:?}", page.tags);
+        }
+    }
+    let many = Page::new([2, 1], 8, 256, vec![vec![0; 512]]).with(PHOTOMETRIC, &[1]);
+    let told = open_pages(file(&[many]), &LIMITS, Pages::Channels).map(|_| ()).unwrap_err().to_string();
+    assert!(told.contains("256 samples per pixel is not supported"), "{told}");
 }
 
 #[test]

@@ -66,6 +66,10 @@ fn values_of_every_type_are_read_as_they_are() {
         assert_eq!(f32s(page(kind, &[0], SIZE)), (1, expected(&[0])), "format {format}, {bits} bits");
         let colors = (3, expected(&[0, 1, 2]));
         assert_eq!(f32s(page(kind, &[0, 1, 2], SIZE)), colors, "format {format}, {bits} bits");
+        let five = [0, 1, 2, 3, 4];
+        let open = open_pages(file(&[page(kind, &five, SIZE)]), &LIMITS, Pages::Channels).unwrap();
+        let frame = open.frame(0, &whole).unwrap();
+        assert_eq!((frame.channels, frame.samples), (5, Samples::F32(expected(&five))));
         let planes = (0..3).flat_map(|channel| page(kind, &[channel], SIZE).chunks).collect();
         let planar = Page { chunks: planes, ..page(kind, &[0, 1, 2], SIZE) }.with(PLANAR, &[2]);
         assert_eq!(f32s(planar), colors, "format {format}, {bits} bits, in planes");
