@@ -40,7 +40,7 @@ pub(in crate::http) async fn server(State(front): State<Arc<Front>>) -> Json<Val
     Json(json!({ "name": front.server_name, "version": env!("CARGO_PKG_VERSION"), "extensions": extensions }))
 }
 
-/// `GET /v2/models`: every model and version, served or not, with the reason why not.
+/// `GET /v2/models`: every model and version that was to be loaded, served or not, with the reason why not.
 pub(in crate::http) async fn models(State(front): State<Arc<Front>>) -> Json<Value> {
     let entries: Vec<Value> = front
         .catalog
