@@ -15,7 +15,7 @@ PLACE = Path(__file__).with_name("ocelli.json")
 REPLICA = 'job=~"$job",namespace=~"$namespace",instance=~"$instance"'
 MODEL = f'{REPLICA},model=~"$model"'
 DEVICE = f'{REPLICA},device=~"$device"'
-INFERENCE = 'route=~"/predictions/[^ ]+|/v1/models/.+:predict|/v2/models/.+/infer|/inference.GRPCInferenceService/ModelInfer"'
+INFERENCE = 'route=~"/predictions/[^ ]+|/v1/models/.+:predict|/v2/models/.+/infer|/.+/(ModelInfer|(Stream)?Predictions)"'
 ANSWERED = f'{INFERENCE},class="answered"'
 FAILED = 'outcome=~"full|draining|unavailable|late|device|storage|internal"'
 ANSWERABLE = 'outcome=~"ok|full|draining|unavailable|late|device|storage|internal"'

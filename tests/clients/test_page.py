@@ -872,9 +872,13 @@ def test_requests_and_latency_are_those_of_inference_by_http_and_grpc(visit):
     counted = [
         "/predictions/{model}", "/predictions/{model}/{version}", "/v1/models/{model}:predict", "/v1/models/{model}/versions/{version}:predict",
         "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer", "/inference.GRPCInferenceService/ModelInfer",
+        *(f"/org.pytorch.serve.grpc.inference.InferenceAPIsService/{call}" for call in ("Predictions", "StreamPredictions")),
     ]  # fmt: skip
     stacks = ["/predictions/{model} (stack)", "/predictions/{model}/{version} (stack)"]
-    others = ["/v1/models/{model}", "/v1/models/{model}/versions/{version}", "/v2/models/{model}/ready", "/inference.GRPCInferenceService/ModelReady"]
+    others = [
+        "/v1/models/{model}", "/v1/models/{model}/versions/{version}", "/v2/models/{model}/ready",
+        "/inference.GRPCInferenceService/ModelReady", "/inference.GRPCInferenceService/ModelStreamInfer",
+    ]  # fmt: skip
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "ocelli.rules.yml").read_text())["groups"]
     (pattern,) = {match for group in rules for rule in group["rules"] for match in re.findall(r'route=~"([^"]+)"', rule["expr"])}
     everything = counted + stacks + others

@@ -95,6 +95,10 @@ def test_routes_of_inference_are_those_that_a_model_answers_at_and_no_probe():
     paths = yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"]
     counted = {path for path in paths if re.fullmatch(pattern, path)}
     assert counted == {path for path in paths if path.startswith("/predictions/") or path.endswith(("/infer", ":predict"))}
+    # Of gRPC, all that run a model but streams, which last as long as their callers like.
+    calls = re.findall(r'"(/[\w.]+/\w+)"', (ROOT / "src" / "grpc" / "calls.rs").read_text())
+    counted_calls = {call.rsplit("/", 1)[1] for call in calls if re.fullmatch(pattern, call)}
+    assert counted_calls == {"ModelInfer", "Predictions", "StreamPredictions"}
     # What is posted to `/v1/models/{model}:predict` is counted under that name: the path without the verb is that of KServe's probe.
     for path in ("/v1/models/{model}", "/v1/models/{model}/versions/{version}"):
         assert path in paths and f"{path}:predict" in counted

@@ -21,7 +21,7 @@ const MODELS_MAX = 50;
 const DURATION = "ocelli_http_request_duration_seconds";
 const STAGE = "ocelli_stage_duration_seconds";
 /** What asks for inference, as the rules of `deploy/prometheus` have it, and stacks: probes are none, and gRPC is counted beside HTTP. */
-const INFERENCE = /^(\/predictions\/.+|\/v1\/models\/.+:predict|\/v2\/models\/.+\/infer|\/inference\.GRPCInferenceService\/ModelInfer)$/;
+const INFERENCE = /^(\/predictions\/.+|\/v1\/models\/.+:predict|\/v2\/models\/.+\/infer|\/.+\/(ModelInfer|(Stream)?Predictions))$/;
 
 /** The newest looks, oldest first: `{ at, samples }`. */
 let looks = [];
