@@ -200,7 +200,11 @@ def test_a_gateway_brings_callers_to_all_that_answers_them_and_to_nothing_that_c
 
     kept = {path for path in PATHS if path in PAGE or path.startswith(CONTROL)}
     assert {path for path in PATHS if not is_let_through(path)} == kept
-    assert int(rule["timeouts"]["request"].removesuffix("s")) * 1000 > int(OPTIONS.defaults["timeout_ms_max"])
+    longest = int(OPTIONS.defaults["body_timeout_ms"]) + int(OPTIONS.defaults["timeout_ms_max"])
+    assert int(rule["timeouts"]["request"].removesuffix("s")) * 1000 > longest
+    (calls,) = only(objects, "GRPCRoute")["spec"]["rules"]
+    services = set(re.findall(r'"/([\w.]+)/', (ROOT / "src" / "grpc" / "calls.rs").read_text()))
+    assert {match["method"]["service"] for match in calls["matches"]} == {service for service in services if "reflection" not in service}
     ports = {entry["name"]: entry["port"] for entry in only(objects, "Service")["spec"]["ports"]}
     for kind, port in (("HTTPRoute", "http"), ("GRPCRoute", "grpc")):
         route = only(objects, kind)["spec"]
