@@ -1,7 +1,5 @@
 """Others on the GPU, faults, and the end of the server: what can be had of that on a real GPU."""
 
-import json
-import os
 import time
 
 import machine
@@ -217,13 +215,3 @@ def runs(process):
             return stat.read().rsplit(") ", 1)[1][0] != "Z"
     except OSError:
         return False
-
-
-@check("mig", "how the GPU is divided is as it was at the start", seconds=30)
-def mig(run):
-    before = json.loads((run.out.parent / "before.json").read_text())
-    if before is None:
-        raise Skipped("without NVML nobody knows how a GPU is divided")
-    now = machine.state()
-    need(now == before, f"it was {before} and is {now}")
-    print(now, os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
