@@ -40,7 +40,6 @@ pub fn unfit(config: &Config, serves: bool) -> Vec<(&'static str, String)> {
             note("startup_models", Err(why));
         }
     }
-    note("model_name", config.model_name.as_deref().map_or(Ok(()), models::check_name));
     note("base_path", http::check_base_path(&config.base_path));
     note("stack_spill_folder", spill_folder(config));
     if let Some(folder) = &config.log_dir {

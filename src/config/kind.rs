@@ -50,10 +50,9 @@ pub enum Kind {
     /// A prefix for the paths of URLs, such as `/vision`; empty for none.
     BasePath,
     /// What somebody calls something, in 1 to 64 visible ASCII characters.
-    Name {
-        /// Whether the empty text is allowed.
-        empty: bool,
-    },
+    Name,
+    /// The name of a model ([`is_model_name`]); empty for none.
+    ModelName,
     /// A number from 0 to 1.
     Ratio,
     /// A text that is never shown; empty for none.
@@ -67,6 +66,17 @@ const SECRET_BYTES_MIN: usize = 16;
 const SECRET_BYTES_MAX: usize = 256;
 
 const NAME_BYTES_MAX: usize = 64;
+
+/// Whether a model may have this name.
+pub fn is_model_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name.len() <= NAME_BYTES_MAX
+        && name.bytes().all(allowed)
+}
+
+/// What such a name must be, as the end of the sentence "must be …".
+pub const MODEL_NAMES: &str = "1 to 64 of A-Z a-z 0-9 . _ -, the first a letter or digit";
 
 /// A checked value.
 #[derive(Debug, Clone, PartialEq)]
@@ -99,10 +109,8 @@ impl Kind {
                  empty for none"
                     .into()
             }
-            Kind::Name { empty } => {
-                let none = if *empty { ", or empty for none" } else { "" };
-                format!("1 to {NAME_BYTES_MAX} visible ASCII characters, without spaces{none}")
-            }
+            Kind::Name => format!("1 to {NAME_BYTES_MAX} visible ASCII characters, without spaces"),
+            Kind::ModelName => format!("{MODEL_NAMES}, or empty for none"),
             Kind::Ratio => "a number from 0 to 1".into(),
             Kind::Secret => {
                 format!("{SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} visible ASCII characters, or empty for none")
@@ -132,7 +140,7 @@ impl Kind {
             Kind::Address => "ADDRESS",
             Kind::Addresses => "ADDRESS,…",
             Kind::Names => "NAME,…",
-            Kind::Name { .. } => "NAME",
+            Kind::Name | Kind::ModelName => "NAME",
             Kind::Secret => "TOKEN",
             Kind::Url => "URL",
             Kind::Ratio => "RATIO",
@@ -189,10 +197,11 @@ impl Kind {
                 let parts = text.strip_prefix('/');
                 text_if(text.is_empty() || parts.is_some_and(|parts| parts.split('/').all(fine)))
             }
-            Kind::Name { empty } => {
+            Kind::Name => {
                 let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
-                text_if(visible && (usize::from(!empty)..=NAME_BYTES_MAX).contains(&text.len()))
+                text_if(visible && (1..=NAME_BYTES_MAX).contains(&text.len()))
             }
+            Kind::ModelName => text_if(text.is_empty() || is_model_name(text)),
             Kind::Ratio => {
                 let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
                 ratio.map(Value::Real).ok_or_else(refused)
@@ -415,10 +424,16 @@ mod tests {
             check(Kind::BasePath, text, None);
         }
         for text in ["triton", "eye-2/v1", &"n".repeat(64)] {
-            check(Kind::Name { empty: false }, text, Some(Value::Text(text.into())));
+            check(Kind::Name, text, Some(Value::Text(text.into())));
         }
         for text in ["", "two words", "ä", "a\n", &"n".repeat(65)] {
-            check(Kind::Name { empty: false }, text, None);
+            check(Kind::Name, text, None);
+        }
+        for text in ["", "digits", "7-segment_v1.0", &"n".repeat(64)] {
+            check(Kind::ModelName, text, Some(Value::Text(text.into())));
+        }
+        for text in ["a/b", "two words", ".hidden", "-a", "ä", &"n".repeat(65)] {
+            check(Kind::ModelName, text, None);
         }
         check(Kind::Ratio, "0.25", Some(Value::Real(0.25)));
         check(Kind::Ratio, "1", Some(Value::Real(1.0)));

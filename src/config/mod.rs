@@ -24,7 +24,7 @@ mod tests;
 pub use fields::{
     Backend, BusyPoll, Chosen, Isolation, LogFormat, RepositoryMode, Secret, TritonMetrics, WhileWaiting,
 };
-pub use kind::{Kind, bytes_text};
+pub use kind::{Kind, MODEL_NAMES, bytes_text, is_model_name};
 pub use mistake::{ConfigError, Mistake, Origin};
 pub use render::{options_md, toml_defaults};
 pub use table::{Config, OPTIONS, Spec};

@@ -84,7 +84,7 @@ macro_rules! options {
 }
 
 use Kind::{
-    Address, Addresses, BasePath, Bytes, Choice, Count, Filter, Millis, Name, Names, Path, Ratio,
+    Address, Addresses, BasePath, Bytes, Choice, Count, Filter, Millis, ModelName, Name, Names, Path, Ratio,
     Secret as SecretKind, Threads, Url,
 };
 
@@ -100,7 +100,7 @@ options! {
             "0.0.0.0:8000 or [::]:8000 listens on every interface. Use one of the two, since [::] includes IPv4. Port 0 takes any free port; the log then names it. Clients of Triton look for port 8000, clients of KServe and TorchServe for port 8080: 0.0.0.0:8000,0.0.0.0:8080 serves both.";
         base_path: String, BasePath, "",
             "A prefix that paths of the API may have, such as /vision; empty for none.",
-            "This is for proxies that pass on a path as it is, and for clients that are given host:port/vision. /vision/v2/models and /v2/models are then the same, so probes and scrapers need not know the prefix. It applies to listen alone.";
+            "This is for proxies that pass on a path as it is, and for clients that are given host:port/vision. /vision/v2/models and /v2/models are then the same, so probes and scrapers need not know the prefix. It applies to listen alone, and may not begin as a path of the API does (/v2, /metrics).";
         grpc_listen: Option<SocketAddr>, Address, "",
             "Where the same API is served over gRPC; empty turns gRPC off.",
             "Triton's port is 8001. Limits, deadlines and the drain are the same as for the HTTP API.";
@@ -109,7 +109,7 @@ options! {
             "This listener has its own thread, so a jammed data path cannot fail a probe. It controls devices and models by the same rules as the API. Without admin_token, only callers by a loopback address (127.0.0.1, ::1) may do so; with it, only those who know the token. Whoever reaches this listener can read health and metrics, so keep it off public interfaces.";
     }
     section "Answers" {
-        server_name: String, Name { empty: false }, "ocelli",
+        server_name: String, Name, "ocelli",
             "What the server calls itself in its metadata, at /v2 and over gRPC.",
             "This is for callers that look for another server's name there, such as triton. It is Triton's --id. What it really is stands in ocelli_build_info and the log.";
         torchserve_answers: bool, Choice(&["off", "on"]), "off",
@@ -139,7 +139,7 @@ options! {
         models: PathBuf, Path { empty: false }, "models",
             "The folder that holds the models, one folder each.",
             "A relative path starts from the folder in which the server was started.";
-        model_name: Option<String>, Name { empty: true }, "",
+        model_name: Option<String>, ModelName, "",
             "What the model is called if models is itself one model's folder; empty if it never is.",
             "It is if it has a model.onnx, a model.toml, a config.pbtxt, or a VERSION/model.onnx. Otherwise this option has no effect, so that it may be set for folders of both kinds, as KServe's runtimes do with the name of a service.";
         backend: Backend, Choice(Backend::WORDS), "auto",
@@ -282,7 +282,7 @@ options! {
             "One batch uses all of them. Each model on the CPU has threads of its own, less one: the thread that has the batch is one of them.";
         compute_bytes_max: u64, Bytes { min: 0, max: 16 * TIB }, "0",
             "Memory of ONNX models on the CPU: weights, intermediate tensors and outputs, all together; 0 for seven eighths of what the process may have.",
-            "A batch that finds no room is run again in smaller ones; a request that finds none alone is answered with 503. A model whose weights or smallest batch find none is not loaded.\n\nThis keeps one input that says how large an output is from ending the server. All models share this memory, since few of them run at the same time. What nobody needs goes back to the system when a model is idle or unloaded.";
+            "A batch that finds no room is run again in smaller ones; a request that finds none alone is answered with 413, or with 503 while other batches run beside it. A model whose weights or smallest batch find none is not loaded.\n\nThis keeps one input that says how large an output is from ending the server. All models share this memory, since few of them run at the same time. What nobody needs goes back to the system when a model is idle or unloaded.";
     }
     section "Metrics" {
         metrics_listen: Option<SocketAddr>, Address, "",
@@ -304,7 +304,7 @@ options! {
     section "Logs" {
         log_format: LogFormat, Choice(LogFormat::WORDS), "auto",
             "How log lines are written.",
-            "auto writes for people on a terminal, and one JSON object per line elsewhere. Logs go to the standard error.";
+            "auto writes for people on a terminal, and one JSON object per line elsewhere. Logs go to the standard error. There are colours on a terminal, unless NO_COLOR is set or TERM is dumb.";
         log_filter: String, Filter, "info",
             "Which log lines are written.",
             "A level, or levels by target, such as warn,ocelli=debug, as tracing's EnvFilter reads them. POST /v2/logging changes it while the server runs.";

@@ -26,7 +26,11 @@ use super::{
     manifest::Versions,
     triton::{self, CONFIG_FILE},
 };
-use crate::{engine::Dim, tasks::Labels};
+use crate::{
+    config::{MODEL_NAMES, is_model_name},
+    engine::Dim,
+    tasks::Labels,
+};
 use disk::{Folder, at, entries, file_bytes, labels, look, may_be_folder, model_bytes, opened, text};
 pub(super) use disk::{inside, listed};
 use instead::instead;
@@ -428,12 +432,10 @@ fn describe(name: &str, path: &Path) -> Result<Described, String> {
 /// # Errors
 /// What is allowed.
 pub fn check_name(name: &str) -> Result<(), String> {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-    if begins && name.len() <= 64 && name.bytes().all(allowed) {
-        return Ok(());
+    match is_model_name(name) {
+        true => Ok(()),
+        false => Err(format!("the name {name:?} must be {MODEL_NAMES}")),
     }
-    Err(format!("the name {name:?} must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"))
 }
 
 #[cfg(test)]
