@@ -61,8 +61,8 @@ fn explain(kind: Kind) -> Entry {
         ),
         MODEL_NOT_READY => entry(
             "This is the answer of `GET /v2/models/{model}/ready` for a known model that failed to load, is being loaded, or has devices \
-             that are away and not expected back. (400 is what Triton answers there. A request for the model itself gets \
-             `model-unavailable`.)",
+             that are away and not expected back, and for every model once the server is being stopped. (400 is what Triton answers there. \
+             A request for the model itself gets `model-unavailable`.)",
             "Ask again later. If this lasts, `detail` and `POST /v2/repository/index` have the reason, and the log has more.",
             Problem::model_not_ready("digits", "it is being loaded"),
         ),
@@ -76,23 +76,23 @@ fn explain(kind: Kind) -> Entry {
             },
         ),
         FORBIDDEN => entry(
-            "Loading and unloading models needs `repository_mode = \"explicit\"`. Who may do that, or drain a device, depends on \
-             `admin_token`. If it is not set, only callers by a loopback address (127.0.0.1, ::1) may, and only if they come by \
-             no proxy (`Forwarded`, `X-Forwarded-For`, `Via` and the like). If it is set, only callers that show it may.\n\nA browser may \
-             ask for this only from [the server's own page](page.md#who-may-use-it). Without the token, it may do so only if that page was \
-             opened by an address or as `localhost`.",
+            "Loading and unloading models needs `repository_mode = \"explicit\"`. Only callers that show \
+             [`admin_token`](options.md#admin_token) may do that, or drain a device. If there is none, only callers by a loopback address \
+             (127.0.0.1, ::1) may that come by no proxy (`Forwarded`, `X-Forwarded-For`, `Via` and the like).\n\nA browser may ask for \
+             this only from [the server's own page](page.md#who-may-use-it). Without the token, it may do so only if that page was opened \
+             by an address or as `localhost`.",
             "Send `Authorization: Bearer TOKEN`, call from the server's machine by 127.0.0.1 or ::1, or ask the operator to allow it.",
             InferError::Forbidden("the request comes from a page of another server (header origin)".into()),
         ),
         NOT_FOUND => entry(
-            "The API has no such path, or the path names a device that is not there.",
+            "The API has no such path, or the path names a device or a region of shared memory that is not there.",
             "`/openapi.yaml` lists all paths, `GET /v2/devices` all devices. Behind a proxy, check whether it adds or removes a part of \
              the path.",
             Problem::not_found("/predict/digits"),
         ),
         UNKNOWN_MODEL => entry(
             "No model or version has this name. `detail` has the nearest names.",
-            "`GET /v2/models` lists all names and versions.",
+            "`GET /v2/models` lists what was to be loaded, `POST /v2/repository/index` also what else the folder has.",
             InferError::UnknownModel { name: "digit".into(), nearest: vec!["digits".into()] },
         ),
         METHOD => entry(
@@ -101,8 +101,8 @@ fn explain(kind: Kind) -> Entry {
             Problem::method_not_allowed("DELETE"),
         ),
         NOT_ACCEPTABLE => entry(
-            "The header `Accept` names no form that this answer has. For example, a mask or a picture can be a PNG (`Accept: image/png`) \
-             only in a request with one image.",
+            "The header `Accept` asks for a picture that cannot be given (`image/png` for several images) and for no other form, or, of a \
+             fitter, for none that it writes. In all other cases an answer without an accepted form is JSON.",
             "Accept one of the forms that `detail` lists.",
             InferError::NotAcceptable {
                 got: "image/png for several images".into(),
@@ -153,7 +153,10 @@ fn explain(kind: Kind) -> Entry {
             },
         ),
         FULL => entry(
-            "The requests in flight, their bytes, or a model's queue have reached their limit. Nothing of the request was run.",
+            "The requests in flight, their bytes, or a model's queue have reached their limit; or 32 replies about all models or devices \
+             are under way, 256 about one model, or 1000 loads and unloads wait. Nothing of the request was run, as a rule. Where `detail` \
+             names the bytes in flight or `stack_spill_total_bytes_max`, some may have been: its outputs, or the rest of a stack, found no \
+             room.",
             "Wait for `Retry-After` and send the request again, or try another replica. If this lasts, the service needs more replicas: \
              `ocelli_refused_total`, `ocelli_queue_items` and their `_max` show which limit it is.",
             InferError::Full {
@@ -201,8 +204,7 @@ fn explain(kind: Kind) -> Entry {
              `POST /v2/repository/index` says which does.",
             InferError::LoadFailed {
                 name: "digits".into(),
-                reason: "none of its devices is there now: cpu is fenced (drained by an operator); it is loaded when one of them is \
-                         back"
+                reason: "none of its devices is there now: cpu is fenced (drained by request); it is loaded when one of them is back"
                     .into(),
                 for_now: true,
             },
@@ -210,7 +212,9 @@ fn explain(kind: Kind) -> Entry {
         DRAINING => entry(
             "The server is being stopped or replaced, and `drain_timeout_ms` is over or a second signal came. All requests without an \
              answer get this one, whether they are still being read, decoded, or waiting for a device. The answer to a stack ends with it, \
-             after what was found so far. Who does not take it within half a second, or after a second signal at once, is cut off.",
+             after what was found so far. Who does not take it within half a second, or after a second signal at once, is cut off.\n\n\
+             From the first signal on, it is the answer to `GET /v1/models/{model}`, loads and unloads. Streams of gRPC \
+             (`ModelStreamInfer`) end with it once `drain_delay_ms` is over.",
             "Send it again: a load balancer will choose another replica.",
             InferError::Draining,
         ),
@@ -225,8 +229,8 @@ fn explain(kind: Kind) -> Entry {
             },
         ),
         NOT_READY => entry(
-            "This is the answer of readiness probes while no device has passed a forward pass, or while the server is draining. The body \
-             also has `\"ready\": false`, which KServe's clients read.",
+            "This is the answer of readiness probes unless [a request sent now can be answered](api.md#health). The body also has \
+             `\"ready\": false`, which KServe's clients read.",
             "Nothing at first: Kubernetes and load balancers keep requests away. If this lasts, `detail` has the reason.",
             Problem::not_ready("it is draining"),
         ),
@@ -238,8 +242,9 @@ fn explain(kind: Kind) -> Entry {
         ),
         LATE => entry(
             "A request that is late, or would be, is not run. `detail` says how late. The deadline comes from one of these:\n\n- the \
-             header `timeout`, in milliseconds from the request's head on: it ends the reading of the body, too\n- the parameter \
-             `timeout`, in microseconds from when the body is there\n- the model's default, from when the body is there",
+             header `timeout`, in milliseconds from the request's head on: it ends the reading of the body, too; likewise gRPC's own \
+             deadline\n- the parameter `timeout`, in microseconds from when the body is there\n- the model's default, from when the body \
+             is there\n- `wait_ms_max` of its `[queue]`, which bounds the wait alone",
             "Allow more time, or send less at once. If this lasts, the service needs more devices.",
             InferError::Late("no answer within the deadline of 250 ms".into()),
         ),

@@ -222,7 +222,8 @@ elsewhere)\n\
 (of the device that had the job first)\n\
 - `nv_inference_request_failure`: `REJECTED` (refused for a full queue, a deadline or a drain), `CANCELED` (the caller went \
 away), `BACKEND` (the model or its device failed), `OTHER`\n\
-- `ocelli_refused_total`: `requests` (as many are in flight as may be), `bytes` (the same for the bytes that they hold: of bodies, and of replies)\n";
+- `ocelli_refused_total`: `requests` (as many are in flight as may be, or as many gRPC streams are open), `bytes` (the same for the bytes \
+that they hold: of bodies, and of replies)\n";
 
 /// The reference of metrics.
 pub fn metrics_md() -> String {
