@@ -113,8 +113,8 @@ async fn the_next_in_the_queue_goes_by_what_the_one_before_has_left() {
 #[tokio::test]
 async fn a_server_that_starts_loads_its_models_before_the_next_one_looks_at_what_is_left() {
     for isolation in MODES {
-        let machine = Machine::new(ROOM_FOR_ONE);
-        // Models take their memory long after the GPU was taken.
+        // Beside the context of one there is room for the other, and beside its models there is not.
+        let machine = Machine::new("memory=1500MiB context=300MiB");
         machine.tell("cuda", "still fault on=kernel:fit_xynb_f32 sleep_us=200000 times=always").await;
         let spots = [("a", ON_GPU), ("b", ON_GPU)];
         let one = machine.start(isolation, &spots, &[]).await;
