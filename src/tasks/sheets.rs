@@ -92,7 +92,8 @@ impl Sheets {
     /// If the encoder refuses the size: 4 GiB and more.
     pub fn joined(self) -> Result<Vec<u8>, String> {
         let (mut bytes, pages) = (Cursor::new(Vec::with_capacity(self.bytes as usize)), self.pages.len());
-        self.append_all(&mut bytes).map_err(|error| format!("cannot write {pages} pages as TIFF: {error}"))?;
+        self.append_all(&mut bytes)
+            .map_err(|error| format!("cannot write {pages} pages as TIFF: {error}"))?;
         Ok(bytes.into_inner())
     }
 
