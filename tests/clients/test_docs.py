@@ -32,7 +32,7 @@ COMMANDS_MIN = {
     "README.md": 3,
     "docs/api.md": 15,
     "docs/cli.md": 5,
-    "docs/coming-from-kserve.md": 2,
+    "docs/coming-from-kserve.md": 4,
     "docs/coming-from-torchserve.md": 4,
     "docs/coming-from-triton.md": 3,
     "docs/models.md": 4,
