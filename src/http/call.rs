@@ -111,13 +111,8 @@ impl Call {
         Step::Request(self.priority)
     }
 
-    /// Sets aside memory for the reply, until the request ends.
-    pub(super) fn says(&self, reply: &[u8]) -> Result<(), InferError> {
-        self.will_say(reply.len() as u64)
-    }
-
-    /// The same for a reply of so many bytes that is not written yet.
-    pub(super) fn will_say(&self, bytes: u64) -> Result<(), InferError> {
+    /// Sets aside memory for a reply of so many bytes, until the request ends.
+    pub(super) fn says(&self, bytes: u64) -> Result<(), InferError> {
         let permit = counting(self.permit.as_ref(), bytes);
         permit.map_or(Ok(()), |permit| permit.more(bytes))
     }

@@ -127,7 +127,7 @@ async fn answer(front: &Arc<Front>, model: &Arc<Model>, request: Request) -> Res
     }
     let Entries { entries, spent, held: _held } = entries(front, model, &call, &asked, posted.files).await?;
     let body = written(model, &asked, &entries, posted.raw, posted.listed);
-    call.says(&body)?;
+    call.says(body.len() as u64)?;
     Ok(replied("application/json", body, &spent))
 }
 
@@ -151,7 +151,7 @@ pub(crate) async fn file(
     let asked = Arc::new(Asked::of(options, &Parameters::new(), model)?);
     let Entries { entries, spent, held: _held } = entries(front, model, call, &asked, vec![Ok(file)]).await?;
     let body = written(model, &asked, &entries, true, false);
-    call.says(&body)?;
+    call.says(body.len() as u64)?;
     Ok((body, spent))
 }
 
@@ -177,7 +177,7 @@ async fn picture(
     let frame = Pushed::new(front, model, call, asked, staged);
     drop(share);
     let (file, spent) = frame.answer(front, call, asked, took).await?;
-    call.says(&file)?;
+    call.says(file.len() as u64)?;
     Ok(replied(form.media(), file, &spent))
 }
 
@@ -196,7 +196,7 @@ async fn stack(
         let what = "bytes of all pages as one TIFF".into();
         return Err(InferError::TooLarge { what, got, limit, option: "" });
     }
-    call.will_say(got)?;
+    call.says(got)?;
     let joined = move || {
         let joined = sheets.joined();
         drop(held);

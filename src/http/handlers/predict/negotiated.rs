@@ -94,7 +94,7 @@ mod tests {
             ("application/json, image/png", JSON, JSON),
             ("image/png;q=0.5, application/json", JSON, JSON),
             ("image/png;q=0.1, */*", JSON, JSON),
-            ("application/json;q=0.1, */*", PNG, JSON),
+            ("application/json;q=0.1, */*", PNG, TIFF),
             ("application/json;q=0, */*", PNG, TIFF),
             ("image/png;q=0, image/*", TIFF, TIFF),
             ("image/png;q=0, */*", JSON, JSON),
