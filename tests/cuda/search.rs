@@ -292,9 +292,9 @@ fn crowded_frames_have_later_ones_take_more_memory_up_to_a_bound_and_until_a_res
     let spots = on_gpu(&mut engine, &crowd, &all).corners.len();
     let grown = held(&mut engine);
     println!("{spots} spots, {first} bytes held before them and {grown} after");
-    // In each place a spot of 24 bytes, its ROI of FP32 and its results, for one of 32 pixels instead of 128; and two lists of fits
+    // In each place a spot of 24 bytes, its ROI of FP32 and its results, for one of 24 pixels instead of 128; and two lists of fits
     // that rounds put aside, of less than 128 bytes each.
-    let (many, few) = (PIXELS_MAX / 32, PIXELS_MAX / 128);
+    let (many, few) = (PIXELS_MAX / 24, PIXELS_MAX / 128);
     let bound = 3 * (many - few) * (24 + 7 * 7 * 4 + 46) + 2 * many * 128;
     assert!(grown > first && grown - first <= bound as u64, "{spots} spots: {first} bytes, then {grown}");
     engine.rest();
