@@ -189,7 +189,7 @@ def test_more_stacks_are_read_at_once_than_could_be_held(start_server, tmp_path,
         for _ in range(20):
             connection = opened.enter_context(socket.create_connection(("127.0.0.1", server.port)))
             connection.sendall(head + data[:1000])
-        until(lambda: in_flight(server) == 20 << 20, 30, "twenty stacks have begun, each with less than a MiB")
+        until(lambda: in_flight(server) == 20 * 2 * 1000, 30, "twenty stacks have begun, each with twice what has come")
         assert localize.post(server, data, format="csv").status_code == 200
     until(lambda: in_flight(server) == 0, 30, "nothing is set aside any more")
     assert server.stop() == 0
