@@ -37,7 +37,7 @@ const PIECE_BYTES_MIN: u64 = 64;
 
 /// For how long a body must have been too slow before its request's place is on offer. Round trips between continents take less.
 const SLOW_FOR: Duration = Duration::from_millis(250);
-/// For how long nothing of it must come for that: what has reached the server is read. Whoever sends a byte in each such time is not slow.
+/// And for how long nothing of it must have come by then, so that what has reached the server is read first.
 const READ_FOR: Duration = Duration::from_millis(1);
 
 /// What became of the wait for a frame.

@@ -1,6 +1,9 @@
 //! Decoded image planes: their samples, and what they cover of the posted image.
 
-use super::{DecodeError, Format, orient::Orientation};
+use super::{
+    DecodeError, Format,
+    orient::{Orientation, plane},
+};
 
 /// Samples of one frame, row-major, channels interleaved.
 #[derive(Debug, Clone, PartialEq)]
@@ -97,13 +100,10 @@ impl Frame {
 
     /// One of its channels, as a grey frame.
     pub fn channel(&self, index: usize) -> Frame {
-        fn of<T: Copy>(samples: &[T], index: usize, channels: u8) -> Vec<T> {
-            samples.iter().skip(index).step_by(usize::from(channels)).copied().collect()
-        }
         let samples = match &self.samples {
-            Samples::U8(samples) => Samples::U8(of(samples, index, self.channels)),
-            Samples::U16(samples) => Samples::U16(of(samples, index, self.channels)),
-            Samples::F32(samples) => Samples::F32(of(samples, index, self.channels)),
+            Samples::U8(samples) => Samples::U8(plane(samples, index, self.channels)),
+            Samples::U16(samples) => Samples::U16(plane(samples, index, self.channels)),
+            Samples::F32(samples) => Samples::F32(plane(samples, index, self.channels)),
         };
         let &Frame { width, height, source, covered, .. } = self;
         Frame { width, height, channels: 1, samples, source, covered }

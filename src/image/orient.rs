@@ -78,10 +78,7 @@ impl Orientation {
             more => {
                 let mut seen = vec![T::default(); stored.len()];
                 for channel in 0..usize::from(more) {
-                    let of = |samples: &[T]| {
-                        samples.iter().skip(channel).step_by(usize::from(more)).copied().collect()
-                    };
-                    let plane: Vec<T> = of(stored);
+                    let plane = plane(stored, channel, more);
                     let turned = self.turn_pixels::<T, 1>(&plane, width, height);
                     let places = seen.iter_mut().skip(channel).step_by(usize::from(more));
                     places.zip(turned).for_each(|(place, sample)| *place = sample);
@@ -163,6 +160,11 @@ fn number_of(block: &[u8]) -> Option<u64> {
         (4, 1) => number(entry + 8, 4),
         _ => None,
     }
+}
+
+/// The samples of one channel, of pixels that have so many.
+pub(super) fn plane<T: Copy>(samples: &[T], channel: usize, channels: u8) -> Vec<T> {
+    samples.iter().skip(channel).step_by(usize::from(channels)).copied().collect()
 }
 
 #[cfg(test)]

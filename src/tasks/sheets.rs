@@ -54,6 +54,8 @@ pub struct Sheets {
 }
 
 impl Sheets {
+    /// Reads what the files hold, but for their samples.
+    ///
     /// # Errors
     /// For what is no TIFF, which a page always is.
     pub fn of(files: Vec<Vec<u8>>) -> Result<Sheets, String> {

@@ -349,6 +349,15 @@ impl Running {
         until(&format!("{state}, {cause}"), stands).await;
     }
 
+    /// Has the first GPU given back and taken anew.
+    pub(crate) async fn drain_and_resume(&self) {
+        for (what, state, cause) in [("drain", "fenced", "drain"), ("resume", "serving", "proved")] {
+            let path = format!("/v2/devices/{GPU}/{what}");
+            assert_eq!(self.send("POST", &path, &[], "").await.status, 200);
+            self.until_state(state, cause).await;
+        }
+    }
+
     /// Waits until a line of the metrics begins with this.
     pub(crate) async fn until_metric(&self, line: &str) {
         until(line, async || self.get("/metrics").await.1.lines().any(|one| one.starts_with(line))).await;

@@ -100,11 +100,7 @@ async fn a_context_that_stays_when_a_gpu_is_given_back_is_neither_others_nor_nee
         until("the context is measured", async || context() >= Some(300 << 20)).await;
         machine.tell("cuda", "retain device=0").await;
         for times in ["2", "3"] {
-            for (what, state, cause) in [("drain", "fenced", "drain"), ("resume", "serving", "proved")] {
-                let path = format!("/v2/devices/{GPU}/{what}");
-                assert_eq!(server.send("POST", &path, &[], "").await.status, 200);
-                server.until_state(state, cause).await;
-            }
+            server.drain_and_resume().await;
             assert_eq!(times_taken(&server).await, times);
             assert_eq!(server.device(GPU).await["other_processes"], serde_json::json!([]), "{own:?}");
         }
@@ -282,11 +278,7 @@ async fn a_gpu_that_is_taken_serves_the_models_that_have_room_and_the_others_whe
         // When the models are loaded onto a GPU that is there, and when the GPU comes to models that are.
         for again in [false, true] {
             if again {
-                for (what, state, cause) in [("drain", "fenced", "drain"), ("resume", "serving", "proved")] {
-                    let path = format!("/v2/devices/{GPU}/{what}");
-                    assert_eq!(server.send("POST", &path, &[], "").await.status, 200);
-                    server.until_state(state, cause).await;
-                }
+                server.drain_and_resume().await;
             }
             server.until_state("serving", "proved").await;
             let why = "a model takes 3145728000 bytes there, as measured before";

@@ -133,11 +133,7 @@ async fn a_model_under_which_a_gpu_fails_again_and_again_is_left_out_there_and_t
 
         // Somebody sees to the GPU.
         machine.tell("cuda", "still clear").await;
-        for (what, state, cause) in [("drain", "fenced", "drain"), ("resume", "serving", "proved")] {
-            let path = format!("/v2/devices/{GPU}/{what}");
-            assert_eq!(server.send("POST", &path, &[], "").await.status, 200);
-            server.until_state(state, cause).await;
-        }
+        server.drain_and_resume().await;
         until("it is refused no more", async || refused().await == serde_json::json!([])).await;
         assert_eq!(server.localize_by("bad", &[]).await.1.headers["ocelli-device"], GPU);
         end(&machine, server);

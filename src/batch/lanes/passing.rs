@@ -1,6 +1,6 @@
 //! Short jobs behind a long one. A job of more rows than a batch would hold up all behind it until its last batch. So in every second batch
 //! it lets jobs pass that are at most half as long as what is left of it, if they are of its priority or a more urgent one. Jobs of similar
-//! length do not pass each other: both would be done later. Nor does anybody pass a job in its last batch, or one that he would make late.
+//! length do not pass each other: both would be done later. Nor does anybody pass a job in its last batch, or one that it would make late.
 
 use super::{Admits, Lane, Waiting};
 use crate::batch::{
