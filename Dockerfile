@@ -28,7 +28,7 @@ COPY examples/images examples/images
 # The commit, for `ocelli --version` and the metric ocelli_build_info.
 ARG REVISION=
 # Function names stay, for backtraces. Line tables are left out: they would be most of the image.
-RUN RUSTFLAGS="-Cprofile-use=/build/tools/ocelli.profdata -Cllvm-args=-no-pgo-warn-mismatch" OCELLI_COMMIT="${REVISION}" cargo build --profile dist --locked --bin ocelli \
+RUN RUSTFLAGS="-Cprofile-use=/build/tools/ocelli.profdata -Cllvm-args=-no-pgo-warn-mismatch -Cllvm-args=-pgso=false" OCELLI_COMMIT="${REVISION}" cargo build --profile dist --locked --bin ocelli \
     && cargo tree --locked --edges normal --prefix none --format '{p}|{l}|{r}' > crates.txt
 
 # The notices that the licences of the libraries in the binary require beside it.

@@ -64,6 +64,16 @@ def test_every_copied_path_exists_and_reaches_the_build():
         assert ignored(name), f"{name} goes into the build's context"
 
 
+def test_the_binary_is_laid_out_by_the_profile_as_make_dist_does_it():
+    def flags(text):
+        return {flag for flag in re.findall(r"-C[\w-]+=[^\s\"]+", text) if "profile-use" not in flag}
+
+    (build,) = (step for step in instructions("RUN") if "cargo build" in step)
+    made = re.search(r"^LAID_OUT := (.*(?:\\\n.*)*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    assert flags(build) == flags(made) != set()
+    assert "profile-use" in build and "profile-use" in made
+
+
 def test_whatever_the_binary_is_made_of_is_copied():
     """The compiler's own list: sources, and files that are compiled in."""
     made_from = BINARY.with_name(f"{BINARY.name}.d")
