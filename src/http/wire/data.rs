@@ -253,10 +253,12 @@ impl<'a> Scan<'a> {
         max: N,
     ) -> Result<(), InferError> {
         // Clients that keep integers as floats write 7.0.
-        let whole = token.split_once('.').filter(|(_, part)| part.bytes().all(|byte| byte == b'0'));
-        match whole.map_or(token, |(whole, _)| whole).parse() {
-            Ok(number) => self.bytes.extend_from_slice(&to_bytes(number)),
-            Err(_) => return Err(self.mismatch(token, &format!("an integer from {min} to {max}"))),
+        let whole = || {
+            token.split_once('.').filter(|(_, part)| part.bytes().all(|byte| byte == b'0'))?.0.parse().ok()
+        };
+        match token.parse().ok().or_else(whole) {
+            Some(number) => self.bytes.extend_from_slice(&to_bytes(number)),
+            None => return Err(self.mismatch(token, &format!("an integer from {min} to {max}"))),
         }
         Ok(())
     }

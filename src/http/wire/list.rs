@@ -4,19 +4,54 @@ use super::bad_json;
 use crate::error::InferError;
 use serde::{
     Deserializer as _,
-    de::{IgnoredAny, SeqAccess, Visitor},
+    de::{SeqAccess, Visitor},
 };
 use serde_json::value::RawValue;
 use std::fmt;
 
-/// The number of elements in a list, and the first element.
+/// The text from the first element of a list on; `None` if it is empty.
 ///
 /// # Errors
 /// 400 if `json`, which is called `what`, is not a list.
-pub(super) fn count<'a>(json: &'a str, what: &str) -> Result<(usize, Option<&'a RawValue>), InferError> {
-    let mut first = None;
-    let count = read(json, what, Taking { most: 1, take: &mut |_, element| first = Some(element) })?;
-    Ok((count, first))
+pub(super) fn first<'a>(json: &'a str, what: &str) -> Result<Option<&'a str>, InferError> {
+    let Some(elements) = json.strip_prefix('[') else {
+        return Err(InferError::BadRequest(format!("{what}: expected a list")));
+    };
+    let first = elements.trim_ascii_start();
+    Ok((!first.starts_with(']')).then_some(first))
+}
+
+/// The lengths of a list, of its first element if that is a list, and so on, in one pass; none if `json` is not a list. It must be valid.
+pub(super) fn lengths(json: &str) -> Vec<usize> {
+    let json = json.as_bytes();
+    let next = |at: usize| at + json[at..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+    let (mut at, mut lengths) = (next(0), Vec::new());
+    while json.get(at) == Some(&b'[') {
+        at = next(at + 1);
+        lengths.push(1);
+    }
+    if let Some(innermost) = lengths.last_mut()
+        && json.get(at) == Some(&b']')
+    {
+        *innermost = 0;
+    }
+    for length in lengths.iter_mut().rev() {
+        let (mut within, mut quoted) = (0, false);
+        while let Some(byte) = json.get(at) {
+            at += 1;
+            match byte {
+                b'\\' if quoted => at += 1,
+                b'"' => quoted = !quoted,
+                _ if quoted => {}
+                b'[' | b'{' => within += 1,
+                b']' if within == 0 => break,
+                b']' | b'}' => within -= 1,
+                b',' if within == 0 => *length += 1,
+                _ => {}
+            }
+        }
+    }
+    lengths
 }
 
 /// Calls `take` for each element, up to an error; returns the number of elements.
@@ -34,19 +69,13 @@ pub(super) fn each<'a>(
             failed = take(index, element).err();
         }
     };
-    let count = read(json, what, Taking { most: usize::MAX, take })?;
+    let read = serde_json::Deserializer::from_str(json).deserialize_seq(Taking(take));
+    let count = read.map_err(|error| bad_json(what, &error))?;
     failed.map_or(Ok(count), Err)
 }
 
-fn read<'a>(json: &'a str, what: &str, taking: Taking<'_, 'a>) -> Result<usize, InferError> {
-    serde_json::Deserializer::from_str(json).deserialize_seq(taking).map_err(|error| bad_json(what, &error))
-}
-
-/// Takes the first `most` elements of a list, and counts them all.
-struct Taking<'t, 'a> {
-    most: usize,
-    take: &'t mut dyn FnMut(usize, &'a RawValue),
-}
+/// Takes the elements of a list, and counts them.
+struct Taking<'t, 'a>(&'t mut dyn FnMut(usize, &'a RawValue));
 
 impl<'a> Visitor<'a> for Taking<'_, 'a> {
     type Value = usize;
@@ -57,13 +86,8 @@ impl<'a> Visitor<'a> for Taking<'_, 'a> {
 
     fn visit_seq<A: SeqAccess<'a>>(self, mut list: A) -> Result<usize, A::Error> {
         let mut count = 0;
-        loop {
-            if count < self.most {
-                let Some(element) = list.next_element()? else { break };
-                (self.take)(count, element);
-            } else if list.next_element::<IgnoredAny>()?.is_none() {
-                break;
-            }
+        while let Some(element) = list.next_element()? {
+            (self.0)(count, element);
             count += 1;
         }
         Ok(count)
@@ -76,15 +100,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_are_counted_and_the_first_is_kept() {
+    fn the_first_element_is_where_a_list_begins() {
         for (json, expected) in
-            [("[]", (0, None)), ("[ [1], 2,{}]", (3, Some("[1]"))), ("[7]", (1, Some("7")))]
+            [("[]", None), ("[ ]", None), ("[ [1], 2]", Some("[1], 2]")), ("[7]", Some("7]"))]
         {
-            let (count, first) = count(json, "x").unwrap();
-            assert_eq!((count, first.map(RawValue::get)), expected, "{json}");
+            assert_eq!(first(json, "x").unwrap(), expected, "{json}");
         }
+        for json in ["{}", "7", "\"[\""] {
+            assert_eq!(first(json, "x"), Err(InferError::BadRequest("x: expected a list".into())), "{json}");
+        }
+    }
+
+    #[test]
+    fn lists_are_as_long_as_their_text_says() {
+        for (json, expected) in [
+            ("[]", &[0][..]),
+            ("[7]", &[1]),
+            ("[ [ ] , [1, 2]]", &[2, 0]),
+            ("[[1,2,3],[4]]", &[2, 3]),
+            ("[[[1,2],[3,4],[5,6]],7,{}, [8,[9,10]]]", &[4, 3, 2]),
+            (r#"["a,]", "\",[", ["\\"], {"b":[1,2]}]"#, &[4]),
+            (r#"[[{"b":[1,{"c":[2,3]}],"d":",[\\"}, 2]]"#, &[1, 2]),
+            ("7", &[]),
+            ("{\"a\":[1]}", &[]),
+        ] {
+            assert_eq!(lengths(json), expected, "{json}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_list_of_json_is_refused() {
         for json in ["{}", "7", "[1,]", "[1", "[1 2]"] {
-            assert!(count(json, "x").is_err(), "{json}");
             assert!(each(json, "x", |_, _| Ok(())).is_err(), "{json}");
         }
     }

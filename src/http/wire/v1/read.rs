@@ -161,7 +161,7 @@ fn image<'a>(index: usize, row: &'a RawValue, name: &str) -> Result<Instance<'a>
 }
 
 fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferError> {
-    let (_, first) = list::count(given.get(), "instances")?;
+    let first = list::first(given.get(), "instances")?;
     let first = first.ok_or_else(|| bad("instances is empty, expected 1 or more"))?;
     if let [only] = taken.inputs
         && !names(first, only)
@@ -194,7 +194,7 @@ fn row_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferEr
 
 fn column_tensors(given: &RawValue, taken: Taken<'_>) -> Result<Vec<Input>, InferError> {
     if let [only] = taken.inputs
-        && !names(given, only)
+        && !names(given.get(), only)
     {
         return Ok(vec![input(only, taken.pixels, given)?]);
     }
@@ -226,10 +226,10 @@ fn columns_of<'a>(
 }
 
 /// Whether a value names its inputs. An object does, unless it is an element of a text input.
-fn names(value: &RawValue, only: &TensorSpec) -> bool {
-    member(value.get(), &only.name).is_some()
-        || listed_data(value.get()).is_some()
-        || (only.datatype != DataType::Bytes && value.get().starts_with('{'))
+fn names(value: &str, only: &TensorSpec) -> bool {
+    member(value, &only.name).is_some()
+        || listed_data(value).is_some()
+        || (only.datatype != DataType::Bytes && value.starts_with('{'))
 }
 
 fn spec<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec, InferError> {
@@ -266,23 +266,12 @@ const DEPTH_MAX: usize = 16;
 /// the extents behind it: those are the input's.
 fn shape(spec: &TensorSpec, value: &RawValue) -> Result<Vec<usize>, InferError> {
     let name = &spec.name;
-    let mut shape = Vec::new();
-    let mut inner = value.get();
-    while inner.starts_with('[') {
-        if shape.len() == DEPTH_MAX {
-            return Err(bad(format!(
-                "input {name:?}: lists are within each other more than {DEPTH_MAX} deep"
-            )));
-        }
-        let (count, first) = list::count(inner, "a list")?;
-        shape.push(count);
-        match first {
-            Some(first) => inner = first.get(),
-            None => break,
-        }
-    }
+    let mut shape = list::lengths(value.get());
     if shape.is_empty() {
         return Err(bad(format!("input {name:?}: expected a list")));
+    }
+    if shape.len() > DEPTH_MAX {
+        return Err(bad(format!("input {name:?}: lists are within each other more than {DEPTH_MAX} deep")));
     }
     if shape.ends_with(&[0]) {
         let behind = spec.shape.iter().skip(shape.len());
