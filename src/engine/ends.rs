@@ -19,6 +19,8 @@ pub struct Ends {
     pub reduction: Option<Reduction>,
     /// The input that comes first in batches although it is not the file's first: the one that images become.
     pub first: Option<String>,
+    /// Outputs of the file that nobody asks for, and that are not computed.
+    pub left_out: Vec<String>,
 }
 
 /// How pixels become numbers.

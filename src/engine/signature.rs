@@ -84,7 +84,7 @@ pub struct Signature {
     pub defaulted: Vec<String>,
     /// Names of inputs and outputs whose number of axes the file does not state. Their `shape` is empty.
     pub unshaped: Vec<String>,
-    /// Names of outputs that are no tensors. They are not among `outputs`, and are not computed.
+    /// Names of outputs that are no tensors, or that nobody asks for. They are not among `outputs`, and are not computed.
     pub left_out: Vec<String>,
 }
 
@@ -111,6 +111,16 @@ impl Signature {
         let at = self.inputs.iter().position(|input| input.name == name)?;
         self.inputs[..=at].rotate_right(1);
         Some(at)
+    }
+
+    /// Leaves out the outputs of these names. Returns for each that there was whether it stays.
+    pub fn leave_out(&mut self, names: &[String]) -> Vec<bool> {
+        let stays = |name: &String| !names.contains(name);
+        let which = self.outputs.iter().map(|output| stays(&output.name)).collect();
+        self.left_out
+            .extend(self.outputs.extract_if(.., |output| !stays(&output.name)).map(|output| output.name));
+        self.unshaped.retain(stays);
+        which
     }
 
     /// The number at which the first axes of all inputs and outputs are fixed, if it is the same.

@@ -151,6 +151,19 @@ impl Declared {
         Ok((inside, interface))
     }
 
+    /// Outputs of the file for which nobody can ask, since others are declared. None if a declared one is not in the file: that is told
+    /// together with those that are.
+    pub fn unasked(&self, file: &Signature) -> Vec<String> {
+        let (own, there): (Vec<_>, Vec<_>) = (
+            self.outputs.iter().map(|own| &own.name).collect(),
+            file.outputs.iter().map(|spec| &spec.name).collect(),
+        );
+        if own.is_empty() || !own.iter().all(|name| there.contains(name)) {
+            return Vec::new();
+        }
+        there.into_iter().filter(|name| !own.contains(name)).cloned().collect()
+    }
+
     /// Optional inputs for which the file has a default value. The interface leaves them out.
     pub fn left_out<'a>(&'a self, file: &'a Signature) -> impl Iterator<Item = &'a str> {
         let names = self.inputs.iter().filter(|own| own.optional).map(|own| own.name.as_str());
@@ -304,6 +317,25 @@ mod tests {
         let silent = Declared { items_max: Some(4), ..Declared::default() };
         let (inside, interface) = silent.hold(&file(&[-1, 8], &[-1, 2])).unwrap();
         assert_eq!((&inside, &interface), (&file(&[-1, 8], &[-1, 2]), &Interface::plain(&inside)));
+    }
+
+    #[test]
+    fn outputs_beside_those_that_are_declared_are_asked_for_by_nobody() {
+        let mut two = file(&[-1, 2], &[-1, 2]);
+        two.outputs.push(spec("loss", DataType::Fp32, &[]));
+        let of = |outputs: &[&str]| Declared {
+            outputs: outputs.iter().map(|name| own(name, &[Fixed(2)], None)).collect(),
+            ..Declared::default()
+        };
+        for (declared, unasked) in [
+            (&["y"][..], &["loss"][..]),
+            (&["loss"], &["y"]),
+            (&["y", "loss"], &[]),
+            (&[], &[]),
+            (&["y", "z"], &[]),
+        ] {
+            assert_eq!(of(declared).unasked(&two), unasked, "{declared:?}");
+        }
     }
 
     #[test]

@@ -41,18 +41,20 @@ impl Model {
     pub fn resolve(
         key: ModelKey,
         source: &Source,
-        signature: Signature,
+        mut signature: Signature,
         timeout: Duration,
         memory: &Memory,
     ) -> Result<Model, String> {
         let manifest = &source.manifest;
+        let but = no_tensors(source, &signature).map(|told| format!("; {told}")).unwrap_or_default();
+        let but = |why: String| why + &but;
+        let unasked = unasked(source, &signature);
+        signature.leave_out(&unasked);
         let fixed = fixed_batch(source, &signature);
         let signature = if fixed.is_some() { signature.with_free_first() } else { signature };
         // A fitter has no such file.
         let outline = Outline::of(&source.path).unwrap_or_default();
         let (signature, first) = image_first(source, signature, &outline)?;
-        let but = left_out(&signature).map(|told| format!("; {told}")).unwrap_or_default();
-        let but = |why: String| why + &but;
         let (signature, interface) = interface(source, signature).map_err(but)?;
         let mut image = match &manifest.input {
             None => None,
@@ -85,6 +87,7 @@ impl Model {
             pixels: image.as_ref().and_then(|image| image.pixels.clone()),
             reduction: task.reduction(&signature),
             first,
+            left_out: unasked,
         };
         let for_frames = manifest.engine != Engine::Onnx && memory.is_pinned();
         let frames = for_frames.then(|| FrameMemory::new(memory.clone())).transpose()?;
@@ -160,24 +163,41 @@ fn interface(source: &Source, signature: Signature) -> Result<(Signature, Interf
     }
 }
 
-/// What there is to say of outputs that are no tensors.
-fn left_out(signature: &Signature) -> Option<String> {
-    let names: Vec<_> = signature.left_out.iter().map(|name| format!("{name:?}")).collect();
-    (!names.is_empty()).then(|| {
-        format!(
+/// Logs what there is to say of outputs that are no tensors, and returns it.
+fn no_tensors(source: &Source, signature: &Signature) -> Option<String> {
+    (!signature.left_out.is_empty()).then(|| {
+        let told = format!(
             "outputs that are no tensors are left out: {} (to have them, export them as tensors; of scikit-learn with zipmap=False)",
-            names.join(", ")
-        )
+            quoted(&signature.left_out)
+        );
+        tracing::info!(model = source.name, version = source.version, "{told}");
+        told
     })
+}
+
+/// The outputs that nobody can ask for, since the author declares others. Logs which these are.
+fn unasked(source: &Source, signature: &Signature) -> Vec<String> {
+    let declared = source.manifest.declared.as_ref();
+    let unasked = declared.map_or_else(Vec::new, |declared| declared.unasked(signature));
+    if !unasked.is_empty() {
+        tracing::info!(
+            model = source.name,
+            version = source.version,
+            "outputs that are not declared are not computed: {}",
+            quoted(&unasked)
+        );
+    }
+    unasked
+}
+
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Logs how pictures become the input, and what its author should know of the outputs.
 fn tell(source: &Source, signature: &Signature, task: &Task, image: Option<&ImageInput>, outline: &Outline) {
     for told in task.unread(signature).into_iter().chain(unsaid_threshold(task, signature, outline)) {
         tracing::warn!(model = source.name, version = source.version, "{told}");
-    }
-    if let Some(told) = left_out(signature) {
-        tracing::info!(model = source.name, version = source.version, "{told}");
     }
     if let (Some(image), Some(input)) = (image, &source.manifest.input) {
         let by = image.told(input);

@@ -179,6 +179,30 @@ def test_a_network_that_is_quantized_as_it_runs_answers_each_request_by_itself_w
     assert len(said) == 3 and all(("WARN" in line) == ("asks for batches" in line) for line in said), said
 
 
+def test_outputs_that_are_not_declared_do_not_keep_a_model_from_batching(start_server, tmp_path):
+    graph = make_models.Graph()
+    graph.node("Neg", "x", output="y")
+    graph.node("ReduceSum", "x", output="loss", keepdims=0)
+    graph.node("NonZero", "x", output="found")
+    fp32, int64 = make_models.TYPES["FP32"], make_models.TYPES["INT64"]
+    outputs = [("loss", fp32, []), ("y", fp32, ["N", 4]), ("found", int64, [2, "k"])]
+    write(tmp_path, "some", graph.bytes("some", [("x", fp32, ["N", 4])], outputs), SIDES)
+    server = start_server(tmp_path)
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}", concurrency=8) as client:
+        assert client.get_model_config("some")["max_batch_size"] == 8
+        assert [output["name"] for output in client.get_model_metadata("some")["outputs"]] == ["y"]
+        asked = [np.random.default_rng(i).standard_normal((1 + i % 3, 4), np.float32) for i in range(8)]
+        many = [client.async_infer("some", [tensor("x", x)]) for _ in range(10) for x in asked]
+        for i, reply in enumerate(many):
+            reply = reply.get_result()
+            assert (reply.as_numpy("y") == -asked[i % 8]).all(), i
+            assert [output["name"] for output in reply.get_response()["outputs"]] == ["y"]
+        with pytest.raises(InferenceServerException, match="no output"):
+            client.infer("some", [tensor("x", asked[0])], outputs=[triton.InferRequestedOutput("loss")])
+    assert r'outputs that are not declared are not computed: \"loss\", \"found\"' in server.log_text()
+    assert server.stop() == 0
+
+
 def test_what_no_file_declares_is_told_by_name_and_replies_are_in_that_order(start_server, tmp_path):
     graph = make_models.Graph()
     graph.node("Add", "z", "a", output="sum")

@@ -8,7 +8,7 @@ use crate::{
     support::{Random, open, staged, until},
 };
 use ocelli::engine::{
-    DataType, Engine, EngineError, Flight, Tensor, TensorView,
+    DataType, Ends, Engine, EngineError, Flight, Tensor, TensorView,
     cuda::{Context, onnx::OnnxOnGpu},
     onnx::Runtime,
 };
@@ -420,6 +420,36 @@ fn outputs_whose_shapes_only_a_run_can_tell_come_as_they_are() {
                 same(name, &flight.land().unwrap(), &on_cpu(&path, &inputs));
             }
         }
+    }
+}
+
+#[test]
+fn outputs_that_nobody_asks_for_do_not_come() {
+    let fake = FakeCuda::start("");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model");
+    let shape = &[Named("batch"), Fixed(4)][..];
+    let nodes: [(&str, &[&str], &str); 3] =
+        [("NonZero", &["x"], "at"), ("Neg", &["x"], "y"), ("Abs", &["x"], "z")];
+    let outputs = [("at", INT64, &[Fixed(2), Named("found")][..]), ("y", FLOAT, shape), ("z", FLOAT, shape)];
+    std::fs::write(&path, model(&nodes, &[("x", FLOAT, shape)], &outputs)).unwrap();
+    let all = |inputs| on_cpu(&path, inputs);
+    let (mut cpu, mut gpu) = (runtime().load_cpu(&path, 1).unwrap(), load(&open(0), &path));
+    let inputs = [floats(vec![2, 4], &[0.0, 1.0, 0.0, -2.0, 0.0, 0.0, 0.0, 3.0])];
+    let views = inputs.each_ref().map(Tensor::view);
+    // One that has run before, as when a model turns out not to batch.
+    same("before", &cpu.run(&views, None).unwrap(), &all(&inputs));
+    same("before", &gpu.run(&views, None).unwrap(), &all(&inputs));
+    gpu.forget();
+    let ends = Ends { left_out: vec!["at".into(), "z".into()], ..Ends::default() };
+    let copied = || fake.books().devices[0].copied_out;
+    for engine in [&mut cpu as &mut dyn Engine, &mut gpu] {
+        engine.equip(&ends).unwrap();
+        let before = copied();
+        same("since", &engine.run(&views, None).unwrap(), &all(&inputs)[1..2]);
+        assert!(copied() - before <= 2 * 4 * 4, "{} bytes from the device", copied() - before);
+        let names = engine.signature().outputs.iter().map(|output| output.name.as_str());
+        assert_eq!(names.collect::<Vec<_>>(), ["y"]);
     }
 }
 

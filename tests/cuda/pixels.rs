@@ -62,7 +62,11 @@ fn ends(datatype: image::DataType) -> Ends {
         ..Preprocess::new(1, 1)
     };
     let map = ClassMap { output: 0, last: false, threshold: 0.5 };
-    Ends { pixels: PixelInput::new(&to, true, true), reduction: Some(Reduction::Segment(map)), first: None }
+    Ends {
+        pixels: PixelInput::new(&to, true, true),
+        reduction: Some(Reduction::Segment(map)),
+        ..Ends::default()
+    }
 }
 
 /// Pictures by chance, of 8 or 16 bits.
@@ -331,7 +335,7 @@ fn of_boxes_only_those_of_the_score_asked_for_leave_the_device() {
         let ends = Ends {
             pixels: PixelInput::new(&to, true, false),
             reduction: Some(Reduction::Detect(anchors)),
-            first: None,
+            ..Ends::default()
         };
         let mut engine = OnnxOnGpu::load_on_host(&runtime(), &open(0), &path).unwrap().0;
         engine.equip(&ends).unwrap();

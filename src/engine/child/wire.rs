@@ -342,9 +342,9 @@ mod tests {
             };
             for reduction in [Reduction::Classify(best), Reduction::Segment(map), Reduction::Detect(anchors)]
             {
-                let first = Some("x".to_owned());
-                let ends =
-                    Ends { pixels: PixelInput::new(&to, true, false), reduction: Some(reduction), first };
+                let (first, left_out) = (Some("x".to_owned()), vec!["loss".to_owned()]);
+                let pixels = PixelInput::new(&to, true, false);
+                let ends = Ends { pixels, reduction: Some(reduction), first, left_out };
                 assert_eq!(format!("{:?}", crossed(&ends)), format!("{ends:?}"));
             }
         }

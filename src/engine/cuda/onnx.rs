@@ -373,6 +373,7 @@ impl Engine for OnnxOnGpu {
         if let Some(from) = ends.first.as_ref().and_then(|first| self.session.put_first(first)) {
             self.on_gpu[..=from].rotate_right(1);
         }
+        self.session.leave_out(&ends.left_out);
         self.ends = ends.clone();
         self.normalizer = None;
         if let (Some(pixels), Some(true)) = (&ends.pixels, self.on_gpu.first()) {

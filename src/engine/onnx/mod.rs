@@ -258,6 +258,8 @@ impl Engine for OnnxEngine {
         if let Some(first) = &ends.first {
             self.session.put_first(first);
         }
+        self.session.leave_out(&ends.left_out);
+        self.under_way.forget();
         self.ends = ends.clone();
         Ok(())
     }

@@ -116,6 +116,12 @@ impl Session {
         Some(from)
     }
 
+    /// Leaves out the outputs of these names from now on.
+    pub(in crate::engine) fn leave_out(&mut self, names: &[String]) {
+        let stay = self.signature.leave_out(names);
+        self.outputs.keep(&stay);
+    }
+
     /// Brings what was given for each input into the order of the file, which ONNX Runtime expects.
     pub(in crate::engine) fn in_file_order<T>(&self, given: &mut [T]) {
         if let Some(moved) = given.get_mut(..=self.first) {

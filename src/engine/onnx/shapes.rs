@@ -38,6 +38,12 @@ impl OutputShapes {
         self.0.iter_mut().zip(which).filter(|(_, open)| **open).for_each(|(extents, _)| *extents = None);
     }
 
+    /// Keeps those that are flagged.
+    pub(super) fn keep(&mut self, which: &[bool]) {
+        let mut which = which.iter();
+        self.0.retain(|_| which.next() != Some(&false));
+    }
+
     /// Follows an input from this index to the front; those before it move back.
     pub(super) fn put_first(&mut self, from: usize) {
         for extent in self.0.iter_mut().flatten().flatten() {

@@ -33,6 +33,11 @@ pub(super) struct Run<'a> {
 }
 
 impl UnderWay {
+    /// Makes options anew, for other outputs, with the next run.
+    pub(super) fn forget(&self) {
+        self.0.lock().options = None;
+    }
+
     /// Begins a run. The session's runs do not compute the outputs of these names.
     ///
     /// # Errors
