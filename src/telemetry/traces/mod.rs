@@ -144,9 +144,10 @@ impl Traces {
         self.collector.delivery.lost()
     }
 
-    /// Sends the waiting spans, for at most `time_max`. Call it from a thread that may block.
+    /// Sends the waiting spans, for at most `time_max`, and no longer than the collector may take for one reply: with one that does not
+    /// answer, each of several exports would wait as long. Call it from a thread that may block.
     pub fn end(&self, time_max: Duration) {
-        if let Err(error) = self.provider.shutdown_with_timeout(time_max) {
+        if let Err(error) = self.provider.shutdown_with_timeout(time_max.min(EXPORT_MAX)) {
             tracing::warn!(%error, "traces were lost at the end");
         }
     }
