@@ -1,14 +1,14 @@
 //! Opening files whose names and contents others control: a pipe or a device in place of a file must not block the server, and a link
 //! must not lead to what the others may not read. What is checked is what is open, never a path: it may name something else by then.
 
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::{
+    fs::{CWD, Mode, OFlags, openat},
+    io::retry_on_intr,
+};
 use std::{
     fs::{self, File},
     io,
-    os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
-        unix::fs::OpenOptionsExt,
-    },
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -18,7 +18,12 @@ use std::{
 /// If there is no regular file, or it cannot be opened.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     // Opened without blocking, and checked once it is open: a path that is checked before may name something else by then.
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    open_at(&CWD, path)
+}
+
+fn open_at(folder: &impl AsFd, path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(retry_on_intr(|| openat(folder, path, flags, Mode::empty()))?);
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a file")) }
 }
 
@@ -27,7 +32,12 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 /// # Errors
 /// If the system does not say: `/proc` is missing.
 pub(crate) fn place(file: &impl AsFd) -> io::Result<PathBuf> {
-    fs::read_link(through(file))
+    fs::read_link(through(file)).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            io::Error::other("/proc is not mounted, which says where an open file lies")
+        }
+        _ => error,
+    })
 }
 
 /// The path of what is open, whatever becomes of its name.
@@ -45,7 +55,7 @@ impl Folder {
     /// If there is no folder, or it cannot be opened.
     pub(crate) fn open(path: &Path) -> io::Result<Folder> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Folder(openat(rustix::fs::CWD, path, flags, Mode::empty())?))
+        Ok(Folder(openat(CWD, path, flags, Mode::empty())?))
     }
 
     /// Opens a regular file in the folder for reading. If it is a link, that may lead anywhere.
@@ -53,7 +63,7 @@ impl Folder {
     /// # Errors
     /// As [`open`].
     pub(crate) fn file(&self, name: &Path) -> io::Result<File> {
-        open(&Path::new(&through(&self.0)).join(name))
+        open_at(&self.0, name)
     }
 
     /// Opens a regular file for reading that lies in the folder, or in `other`, a [`place`]. Links may lead within these.
