@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 pub fn serve(config: Config) -> Result<(), AppError> {
     let starting = Starting::begin().map_err(failed("cannot listen for signals"))?;
     allowed_threads::check(&config)?;
-    signals::survive_full_files().map_err(failed("cannot listen for signals"))?;
+    signals::survive().map_err(failed("cannot listen for signals"))?;
     // Accepts connections and runs everything else except the data path, which has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

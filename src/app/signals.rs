@@ -1,6 +1,9 @@
 //! How the server reacts to signals.
 
-use signal_hook::{consts::SIGXFSZ, flag};
+use signal_hook::{
+    consts::{SIGUSR1, SIGUSR2, SIGXFSZ},
+    flag,
+};
 use std::{
     fs,
     future::poll_fn,
@@ -75,7 +78,9 @@ fn is_ignored(kind: SignalKind) -> bool {
 }
 
 /// From now on, writing a file beyond the size limit (`ulimit -f`) is an error of the write, as on a full disk, and does not end the
-/// process.
-pub(super) fn survive_full_files() -> io::Result<()> {
-    flag::register(SIGXFSZ, Arc::default()).map(drop)
+/// process. Nor do the signals by which others reopen their logs: a log file that was moved away is made anew without them.
+pub(super) fn survive() -> io::Result<()> {
+    [SIGXFSZ, SIGUSR1, SIGUSR2]
+        .into_iter()
+        .try_for_each(|signal| flag::register(signal, Arc::default()).map(drop))
 }

@@ -16,7 +16,7 @@ use std::{
 };
 
 /// Whatever whoever runs the tests has ignored.
-const DEFAULT: &str = "--default-signal=HUP,QUIT,XFSZ";
+const DEFAULT: &str = "--default-signal=HUP,QUIT,XFSZ,USR1,USR2";
 
 /// Starts a server without models, by `env` with this option, sends it these signals once it listens, and gives its log; it must have
 /// ended in order.
@@ -68,8 +68,9 @@ fn a_signal_that_whoever_starts_the_server_has_ignored_stays_so() {
 }
 
 #[test]
-fn a_file_that_reaches_its_limit_does_not_end_the_server() {
-    log_of_a_server_that_gets(DEFAULT, &[Signal::XFSZ, Signal::TERM]);
+fn neither_a_file_that_reaches_its_limit_ends_the_server_nor_what_has_others_reopen_their_logs() {
+    let log = log_of_a_server_that_gets(DEFAULT, &[Signal::XFSZ, Signal::USR1, Signal::USR2, Signal::TERM]);
+    assert!(log.contains("SIGTERM"), "{log}");
 }
 
 #[test]
