@@ -169,7 +169,8 @@ impl Hold {
         let _turn = self.growing.lock();
         for index in self.workers().len()..count {
             let worker = start(parts, &self.health, &self.thread, index)
-                .map_err(|error| format!("cannot start another thread for the device: {error}"))?;
+                .map_err(|error| format!("cannot start another thread for the device: {error}"))
+                .map_err(Refusal::Passing)?;
             if let Some(executor) = self.executor.clone() {
                 // If this fails, so does the next call.
                 let _ = worker.call_device(move || executor.bind());

@@ -15,6 +15,8 @@ pub(super) enum Refusal {
     TooLarge(String),
     /// This process cannot take the GPU because of what it ran on a GPU before; a new process can.
     Poisoned(String),
+    /// Something beside the model and the device was in the way, such as a limit of threads; later it may not be.
+    Passing(String),
     /// Anything else.
     Failed(String),
 }
@@ -51,9 +53,8 @@ impl From<EngineError> for Refusal {
     fn from(error: EngineError) -> Refusal {
         match error {
             EngineError::OutOfMemory(reason) => Refusal::Memory(reason),
-            EngineError::Input(reason) | EngineError::Passing(reason) | EngineError::Device(reason) => {
-                Refusal::Failed(reason)
-            }
+            EngineError::Passing(reason) => Refusal::Passing(reason),
+            EngineError::Input(reason) | EngineError::Device(reason) => Refusal::Failed(reason),
         }
     }
 }
@@ -81,6 +82,7 @@ impl std::fmt::Display for Refusal {
             | Refusal::Files(reason)
             | Refusal::TooLarge(reason)
             | Refusal::Poisoned(reason)
+            | Refusal::Passing(reason)
             | Refusal::Failed(reason) => f.write_str(reason),
         }
     }
@@ -99,6 +101,7 @@ mod tests {
             (Refusal::Files(why()), Again::Always),
             (Refusal::Failed(why()), Again::AFewTimes),
             (Refusal::from(EngineError::Input(why())), Again::AFewTimes),
+            (Refusal::from(EngineError::Passing(why())), Again::AFewTimes),
             (Refusal::TooLarge(why()), Again::Never),
         ];
         for (refusal, again) in refusals {

@@ -43,7 +43,8 @@ pub enum EngineError {
     /// Too little memory was free for this batch; the engine still works. The jobs of the batch are run once more.
     #[error("{0}")]
     OutOfMemory(String),
-    /// Neither is at fault: something beside it was in its way, and has passed. The jobs of the batch are run once more.
+    /// Neither is at fault: something beside it was in its way, and has passed, or may pass. The jobs of the batch are run once more; what
+    /// is not loaded is tried again.
     #[error("{0}")]
     Passing(String),
     /// The engine or its device is at fault: drop both.

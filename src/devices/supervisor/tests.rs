@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use super::{
-    super::{book::Away, health::Over, place::Placed},
+    super::{book::Away, health::Over, place::Placed, refusal::Refusal},
     *,
 };
 use crate::{
@@ -107,6 +107,31 @@ fn a_model_that_waited_for_a_device_is_held_against_what_its_load_said_of_it() {
     assert!(matches!(state("another"), Some(State::Unavailable(why)) if why == told));
     let waits = devices.book.who_waits(7, 1, &devices.sharing, Instant::now());
     assert!(waits.is_empty() && !devices.let_go(), "nothing of it is left");
+    end(&devices);
+}
+
+#[test]
+fn a_model_that_the_system_refused_threads_is_tried_again_and_says_so() {
+    let devices = devices();
+    let found = found("m", Ok(source("m", "1", "engine = \"gauss-mle\"\n")));
+    let holds = [(0, devices.devices[0].hold().unwrap())];
+    let placed = || Placed { on: vec![0], stands_in: None, instead: false, notes: Vec::new() };
+    let now = Instant::now();
+    let due = |after| {
+        let waits = devices.book.who_waits(0, holds[0].1.number, &devices.sharing, now + after);
+        waits.len()
+    };
+    for (refusal, told, again) in [
+        (Refusal::from(EngineError::Passing("no threads".into())), "no threads; it is tried again", true),
+        (Refusal::from(EngineError::Input("it is damaged".into())), "it is damaged", false),
+    ] {
+        let why = devices.nowhere(placed(), &holds, vec![refusal]);
+        let not = devices.not_loaded(&found, why);
+        assert_eq!(not, NotReloaded { reason: told.to_owned(), for_now: again });
+        let state = devices.parts.catalog.list().remove(0).state;
+        assert!(matches!(state, State::Unavailable(why) if why == told));
+        assert_eq!([due(Duration::ZERO), due(Duration::from_secs(600))], [0, usize::from(again)]);
+    }
     end(&devices);
 }
 

@@ -88,8 +88,12 @@ impl Devices {
         let of = |((index, hold), refusal): (&(usize, Arc<Hold>), Refusal)| {
             // Memory that the host lacks it will lack again, and each try takes it from other models. Files that change while they are
             // loaded are a matter for the caller that asked for the load.
-            let lacks_room = matches!(refusal, Refusal::Memory(_) | Refusal::Room(_));
-            let for_now = self.devices[*index].gpu.is_some() && lacks_room;
+            let for_now = match &refusal {
+                Refusal::Memory(_) | Refusal::Room(_) => self.devices[*index].gpu.is_some(),
+                // A GPU that refuses what may pass has tried it several times.
+                Refusal::Passing(_) => self.devices[*index].gpu.is_none(),
+                _ => false,
+            };
             (*index, hold.number, refusal, for_now)
         };
         let refused: Vec<_> = holds.iter().zip(refusals).map(of).collect();
@@ -113,14 +117,20 @@ impl Devices {
                     false => "it is tried again",
                 };
                 let (reason, told) = (away.reason.clone(), format!("{}; {next}", away.reason));
+                let passing = away.refused.iter().any(|(_, _, why, _)| matches!(why, Refusal::Passing(_)));
                 let beside_others = away.refused.iter().any(|(index, ..)| !self.book.is_empty_on(*index));
                 let faults = self.book.wait_for_device(found, *away, Instant::now());
                 if faults <= FAULTS_MAX {
                     if !self.ends() {
                         tracing::warn!(model = name, version, reason, "the model waits for a device");
                     }
-                    // A server that has no room for one of its models counts as ready all the same.
-                    let state = if beside_others { State::Unavailable(told.clone()) } else { State::Loading };
+                    // A server that has no room for one of its models counts as ready all the same. Where the device is there, and has
+                    // room, whoever reads the state should see what else is missing.
+                    let state = if beside_others || passing {
+                        State::Unavailable(told.clone())
+                    } else {
+                        State::Loading
+                    };
                     self.publish(found, state);
                     return NotReloaded { reason: told, for_now: true };
                 }

@@ -51,7 +51,7 @@ impl Recipe {
         let refused = EngineError::Input;
         match (self, place) {
             (Recipe::Onnx { path, threads }, Place::Cpu(Ok(runtime))) => {
-                Ok(Box::new(runtime.load_cpu(path, *threads).map_err(refused)?))
+                Ok(Box::new(runtime.load_cpu(path, *threads)?))
             }
             (Recipe::OnnxOnGpu(load), Place::Gpu(context, Ok(runtime))) => {
                 let engine =
@@ -70,7 +70,7 @@ impl Recipe {
                 Err(refused("it is to be loaded for another kind of device".to_owned()))
             }
             (Recipe::GaussMle { threads }, Place::Cpu(_)) => {
-                Ok(Box::new(GaussMle::new(*threads).map_err(refused)?))
+                Ok(Box::new(GaussMle::new(*threads).map_err(EngineError::Passing)?))
             }
             (Recipe::GaussMle { .. }, Place::Gpu(context, _)) => {
                 Ok(Box::new(cuda::gauss_mle::GaussMle::new(context)?))

@@ -191,9 +191,11 @@ impl Runtime {
     /// `threads` is the number of threads that share one operator, the calling one included.
     ///
     /// # Errors
-    /// If ONNX Runtime does not accept the file, or the model has inputs or outputs other than tensors.
-    pub fn load_cpu(&self, path: &Path, threads: usize) -> Result<OnnxEngine, String> {
-        Session::load(self, path, Target::Cpu(threads)).map(|session| OnnxEngine {
+    /// [`EngineError::Passing`] if the system refuses threads; [`EngineError::Input`] if ONNX Runtime does not accept the file, or the
+    /// model has inputs or outputs other than tensors.
+    pub fn load_cpu(&self, path: &Path, threads: usize) -> Result<OnnxEngine, EngineError> {
+        let session = Session::load(self, path, Target::Cpu(threads))?;
+        Ok(OnnxEngine {
             even: Outline::of(path).is_some_and(|outline| operators::are_even(&outline.operators)),
             session,
             ends: Ends::default(),

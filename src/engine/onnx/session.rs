@@ -35,6 +35,37 @@ pub(in crate::engine) enum Target<'a> {
     Gpu(GpuTarget<'a>),
 }
 
+/// Why a model is not loaded.
+#[derive(Debug)]
+pub(in crate::engine) enum NotLoaded {
+    /// The system refuses it threads, which it may have later.
+    Threads(String),
+    /// Anything else.
+    Failed(String),
+}
+
+impl From<String> for NotLoaded {
+    fn from(reason: String) -> NotLoaded {
+        NotLoaded::Failed(reason)
+    }
+}
+
+impl From<NotLoaded> for String {
+    fn from(not: NotLoaded) -> String {
+        let (NotLoaded::Threads(reason) | NotLoaded::Failed(reason)) = not;
+        reason
+    }
+}
+
+impl From<NotLoaded> for EngineError {
+    fn from(not: NotLoaded) -> EngineError {
+        match not {
+            NotLoaded::Threads(reason) => EngineError::Passing(reason),
+            NotLoaded::Failed(reason) => EngineError::Input(reason),
+        }
+    }
+}
+
 /// A GPU, and how a model is to be loaded on it.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::engine) struct GpuTarget<'a> {
@@ -72,7 +103,7 @@ impl Session {
         runtime: &Runtime,
         path: &Path,
         target: Target<'_>,
-    ) -> Result<Session, String> {
+    ) -> Result<Session, NotLoaded> {
         let name = path.file_name().unwrap_or_default().display();
         functions::check(path).map_err(|reason| format!("{name}: {reason}"))?;
         let _alone = match target {
@@ -96,7 +127,7 @@ impl Session {
         };
         let others = match threads.saturating_sub(1) {
             0 => None,
-            others => Some(Threads::start(others)?),
+            others => Some(Threads::start(others).map_err(NotLoaded::Threads)?),
         };
         let session = commit(runtime, path, (others, threads, graphs), &providers, weights);
         let session = session.map_err(|error| of_load(error.message()))?;
