@@ -2,6 +2,7 @@
 //! be drained.
 
 mod admin;
+mod again;
 mod allowed_threads;
 mod base;
 mod drain;
@@ -35,6 +36,7 @@ use crate::{
     words,
 };
 use admin::Admin;
+use again::Again;
 use allowed_threads::not_started;
 pub use base::Core;
 pub use drain::Undone;
@@ -161,7 +163,7 @@ impl App {
         }
 
         let logs = log.map(Logging::models).unwrap_or_default();
-        let reads = Reads { repository, loaded: first.clone(), logs };
+        let reads = Reads { repository, loaded: first.clone(), logs, again: Again::default() };
         let loading =
             Loading::start(devices, found, commands, reads).map_err(not_started("the loading thread"))?;
         let watch = match config.repository_mode {

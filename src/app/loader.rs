@@ -1,5 +1,6 @@
 //! The thread that loads models: first those of the start one after the other, then by commands.
 
+use super::again::{Again, Next, refused};
 use crate::{
     devices::{Devices, NotReloaded},
     error::InferError,
@@ -14,7 +15,7 @@ use std::{
     io, mem,
     sync::{Arc, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -28,6 +29,8 @@ pub(super) struct Reads {
     /// The files of the models as they were before these were last loaded from there.
     pub(super) loaded: Snapshot,
     pub(super) logs: ModelLogs,
+    /// The models whose files could not be used when the server loaded them by itself.
+    pub(super) again: Again,
 }
 
 impl Reads {
@@ -94,16 +97,20 @@ impl Loading {
 fn run(devices: &Devices, found: &[Found], commands: &Commands, reads: &mut Reads, stop: &dyn Fn() -> bool) {
     models::given::remove_left_behind();
     devices.load_all(found, stop);
+    for of_one in found.chunk_by(|one, next| one.name == next.name) {
+        keep_refused(reads, &of_one[0].name, None, of_one);
+    }
     let mut leaving = false;
     loop {
-        let command = if leaving {
-            commands.recv_timeout(LEAVING_PAUSE)
-        } else {
-            commands.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
+        let pause = [leaving.then_some(LEAVING_PAUSE), reads.again.pause(Instant::now())];
+        let command = match pause.into_iter().flatten().min() {
+            Some(pause) => commands.recv_timeout(pause),
+            None => commands.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
         };
         match command {
             Ok(Command::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Timeout) if stop() => reads.again = Again::default(),
+            Err(mpsc::RecvTimeoutError::Timeout) => load_again(devices, reads, Instant::now()),
             // Commands that have waited until now are refused, not carried out.
             Ok(command) if stop() => answer(command.into_reply(), Err(InferError::Draining)),
             Ok(Command::Load { name, change, reply }) => {
@@ -116,6 +123,10 @@ fn run(devices: &Devices, found: &[Found], commands: &Commands, reads: &mut Read
                     Change::Given(given) => bring(devices, reads, &name, given),
                 };
                 forget_beside(devices, &reads.repository, &name);
+                // Whoever asked for it knows that it failed, and why.
+                if reply.is_some() {
+                    reads.again.forget(&name);
+                }
                 answer(reply, loaded);
             }
             Ok(Command::Unload { name, reply }) => {
@@ -126,6 +137,36 @@ fn run(devices: &Devices, found: &[Found], commands: &Commands, reads: &mut Read
         }
         leaving = devices.let_go();
         reads.logs.keep(&|name| devices.knows(name));
+    }
+}
+
+/// Has a model read again later if files of it were refused. `look`: its files then; otherwise they are as they were last loaded.
+fn keep_refused(reads: &mut Reads, name: &str, look: Option<&Snapshot>, found: &[Found]) {
+    let refused = refused(found);
+    if refused.is_empty() {
+        reads.again.forget(name);
+    } else {
+        let look = look.unwrap_or(&reads.loaded);
+        reads.again.failed(name, look, refused, Instant::now());
+    }
+}
+
+/// Reads the files of a model that is due again, and loads it if they could not be read before.
+fn load_again(devices: &Devices, reads: &mut Reads, now: Instant) {
+    let Some(name) = reads.again.due(now) else { return };
+    let look = reads.look(&name);
+    let found = models::scan_one(&reads.repository, &name, None);
+    match reads.again.decide(&name, &look, &found, Instant::now()) {
+        Next::Load => {
+            tracing::info!(
+                model = name,
+                "files that could not be read are read now: the model is loaded again"
+            );
+            // The result is in the catalog and in the log.
+            let _ = load(devices, reads, &name, &look, &Overrides::default());
+        }
+        Next::Wait => tracing::debug!(model = name, "its files are refused as before: they are read again"),
+        Next::Forget => {}
     }
 }
 
@@ -165,7 +206,13 @@ fn load(
     overrides: &Overrides,
 ) -> Result<(), InferError> {
     let failed = |reason| load_failed(name, reason);
-    let mut found = models::scan_one(&reads.repository, name, overrides.versions.as_ref()).map_err(failed)?;
+    let found = models::scan_one(&reads.repository, name, overrides.versions.as_ref());
+    let mut found = found.map_err(|reason| {
+        let refused = vec![(String::new(), reason.clone())];
+        reads.again.failed(name, look, refused, Instant::now());
+        failed(reason)
+    })?;
+    keep_refused(reads, name, Some(look), &found);
     if found.is_empty() {
         return Err(failed("nothing lies in the model folder under this name".to_owned()));
     }
@@ -217,6 +264,7 @@ fn load_failed(name: &str, reason: String) -> InferError {
 }
 
 fn unload(devices: &Devices, reads: &mut Reads, name: &str) -> Result<(), InferError> {
+    reads.again.forget(name);
     reads.keep(name, &Snapshot::default());
     match devices.unload(name) {
         true => Ok(()),
@@ -256,7 +304,12 @@ mod tests {
             fs::write(folder.path().join("spots.onnx"), "").unwrap();
             let repository = Repository::from(folder.path());
             let loaded = Snapshot::at(&repository);
-            let reads = RefCell::new(Reads { repository, loaded, logs: ModelLogs::default() });
+            let reads = RefCell::new(Reads {
+                repository,
+                loaded,
+                logs: ModelLogs::default(),
+                again: Again::default(),
+            });
             let found = models::scan(&folder.path().into()).unwrap();
             let core =
                 base::start(&Config::default(), Gpus::default(), Err("there is none here".into()), found)
@@ -321,6 +374,33 @@ mod tests {
         assert_ne!(fourth, third);
         assert_eq!(loader.told(unload, false), Ok(()));
         assert_ne!(told(Change::Folder), Ok(fourth), "as is one that was unloaded");
+        loader.end();
+    }
+
+    #[test]
+    fn files_that_could_not_be_read_are_loaded_once_they_can_be_unless_somebody_else_says_what_serves() {
+        let loader = Loader::new();
+        let key = || loader.core.catalog.get("spots", None).unwrap().key;
+        let (first, now) = (key(), Instant::now());
+        let fail = |reads: &mut Reads| {
+            let look = reads.look("spots");
+            let unread = vec![("1".to_owned(), "cannot read it".to_owned())];
+            reads.again.failed("spots", &look, unread, now);
+        };
+        let mut reads = loader.reads.borrow_mut();
+        fail(&mut reads);
+        load_again(&loader.core.devices, &mut reads, now);
+        assert_eq!(key(), first, "it is not due");
+        load_again(&loader.core.devices, &mut reads, now + Duration::from_secs(5));
+        assert_ne!(key(), first);
+        assert_eq!(reads.again.pause(now), None);
+        drop(reads);
+        fail(&mut loader.reads.borrow_mut());
+        assert_eq!(loader.told(load("spots"), false), Ok(()));
+        assert_eq!(loader.reads.borrow().again.pause(now), None);
+        fail(&mut loader.reads.borrow_mut());
+        assert_eq!(loader.told(unload, false), Ok(()));
+        assert_eq!(loader.reads.borrow().again.pause(now), None);
         loader.end();
     }
 

@@ -143,6 +143,12 @@ impl Snapshot {
         files.is_some() && files == then
     }
 
+    /// Whether a later snapshot has other files of a model. What cannot be read is not known to be another.
+    pub fn has_other(&self, name: &str, later: &Snapshot) -> bool {
+        let [files, then] = [self, later].map(|look| look.models.get(name).and_then(Option::as_ref));
+        files.is_some() && then.is_some() && files != then
+    }
+
     /// The files of a model; none if there is no such model.
     pub(super) fn files(&self, name: &str) -> &[FileState] {
         self.models.get(name).and_then(Option::as_deref).unwrap_or_default()
