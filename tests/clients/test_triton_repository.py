@@ -199,7 +199,7 @@ def test_outputs_that_are_not_declared_do_not_keep_a_model_from_batching(start_s
             assert [output["name"] for output in reply.get_response()["outputs"]] == ["y"]
         with pytest.raises(InferenceServerException, match="no output"):
             client.infer("some", [tensor("x", asked[0])], outputs=[triton.InferRequestedOutput("loss")])
-    assert r'outputs that are not declared are not computed: \"loss\", \"found\"' in server.log_text()
+    assert 'outputs that are not declared are not computed: "loss", "found"' in server.log_text()
     assert server.stop() == 0
 
 
