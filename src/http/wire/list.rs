@@ -57,7 +57,7 @@ pub(super) fn lengths(json: &str) -> Vec<usize> {
 /// Calls `take` for each element, up to an error; returns the number of elements.
 ///
 /// # Errors
-/// As [`count`], and the first error of `take`.
+/// 400 if `json`, which is called `what`, is not a list; and the first error of `take`.
 pub(super) fn each<'a>(
     json: &'a str,
     what: &str,
